@@ -1,0 +1,52 @@
+# `make run` and `make test` install what is missing and need nothing else. `make help` lists the rest.
+SHELL := /bin/bash
+PY := .venv/bin/python
+SOURCES := pyproject.toml CMakeLists.txt tools/setup $(wildcard bpf/*.c)
+
+.PHONY: help setup run test check format bench test-root screenshots clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.venv/ready: $(SOURCES)
+	@tools/setup
+	@touch $@
+
+.venv/ready-test: .venv/ready
+	@tools/setup --test
+	@touch $@
+
+setup: .venv/ready ## prepare .venv with the gpuprof-tui command (installs what is missing)
+
+run: .venv/ready ## start the monitor
+	@.venv/bin/gpuprof-tui
+
+test: .venv/ready-test ## the whole test suite (as root, the eBPF tests too)
+	$(PY) -m pytest
+
+test-root: .venv/ready-test ## only the tests that load eBPF programs
+	$(PY) -m pytest -m root
+
+check: .venv/ready-test ## ruff, mypy --strict, import contracts, C warnings
+	@mkdir -p build/house/gpuprof
+	@for room in bpf sampler snapshots tui; do ln -sfn ../../../$$room build/house/gpuprof/$$room; done
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	.venv/bin/lint-imports
+	for source in bpf/*.c tests/native/*.c; do [ -e $$source ] || continue; \
+	  case $$source in *.bpf.c) continue;; esac; \
+	  gcc -std=c11 -fsyntax-only -Wall -Wextra -Wshadow -Wconversion -Wstrict-prototypes -Werror $$source || exit 1; done
+
+format: .venv/ready-test ## lay the Python code out
+	.venv/bin/ruff check --fix .
+	.venv/bin/ruff format .
+
+bench: .venv/ready-test ## speed and memory, as ratios against a baseline of the same run
+	$(PY) tests/bench/run.py
+
+screenshots: .venv/ready-test ## the pictures of the README, made by the command itself
+	$(PY) tools/screenshots.py
+
+clean: ## remove what was built
+	rm -rf .venv build

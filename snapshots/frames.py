@@ -1,0 +1,378 @@
+"""The frames: everything that crosses a socket, an ssh pipe or a file, defined once.
+
+A frame on the wire is a u32 little-endian length, then a msgpack map {"k": KIND, field: value, ...}. A stream starts with
+the magic `GPUPROF1`, then a `hello` frame from the side that holds the data. Bulk rows are columns: a field annotated with
+one of the column types below is a numpy array in memory and little-endian bytes on the wire; the columns of one frame have
+equal lengths. Times are CLOCK_MONOTONIC nanoseconds of the node. What is not known is absent (None), never 0.
+
+Definitions. Functions, binaries, frames, stacks, processes and threads are numbered within a *generation* of intern tables
+(tables.py). A definition frame carries consecutive ids from `first`; it always precedes the rows that refer to it. A new
+generation starts with empty tables.
+
+A frame kind that the reader does not know is skipped, and so is a field that it does not know; a missing or ill-typed field
+is a FrameError.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+MAGIC = b"GPUPROF1"
+PROTOCOL_VERSION = 1
+MAX_FRAME_BYTES = 32 << 20
+
+U8 = Annotated[NDArray[np.uint8], "<u1"]
+U16 = Annotated[NDArray[np.uint16], "<u2"]
+U32 = Annotated[NDArray[np.uint32], "<u4"]
+U64 = Annotated[NDArray[np.uint64], "<u8"]
+I32 = Annotated[NDArray[np.int32], "<i4"]
+F64 = Annotated[NDArray[np.float64], "<f8"]
+
+
+class FrameKind(IntEnum):
+    """What a row of a tree or a frame of a stack is. The names, lower case and with dashes, are those of `report --json`."""
+
+    ROOT = 0
+    PROCESS = 1
+    THREAD = 2
+    PYTHON = 3
+    NATIVE = 4
+    JIT = 5
+    KERNEL_SPACE = 6
+    GPU_KERNEL = 7
+    GPU_COPY = 8
+    WAIT = 9
+    OTHER = 10
+    UNKNOWN = 11
+
+    @property
+    def label(self) -> str:
+        return self.name.lower().replace("_", "-")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Frame:
+    """Base of all frames; KIND is the `k` on the wire."""
+
+    KIND: ClassVar[str] = ""
+
+
+# ---------------------------------------------------------------------------------------------- facts (server to client)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Hello(Frame):
+    """First frame of a stream or file: who speaks, and the clock pair taken at one instant."""
+
+    KIND: ClassVar[str] = "hello"
+    version: int
+    host: str
+    boot_id: str
+    kernel: str
+    cpu_count: int
+    mono_ns: int
+    wall_ns: int
+    sampler_version: str
+    sampler_pid: int
+    cpu_hz: int  # CPU stack samples per second and core; 0 when there are none
+    nvml_hz: int  # fast NVML readings per second; 0 when there is no NVML
+    privileged: bool
+    sudo_line: str | None = None  # the exact command that would give CPU stacks, where this sampler has none
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Clock(Frame):
+    """The pair again, sent when the wall clock steps."""
+
+    KIND: ClassVar[str] = "clock"
+    mono_ns: int
+    wall_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFacts:
+    """Static facts of one device (or MIG instance), read once. None: not supported there."""
+
+    uuid: str
+    index: int
+    name: str
+    pci_bus_id: str | None = None
+    parent_uuid: str | None = None
+    memory_total_bytes: int | None = None
+    temp_slowdown_c: float | None = None
+    temp_shutdown_c: float | None = None
+    temp_max_c: float | None = None
+    clock_sm_max_mhz: float | None = None
+    clock_mem_max_mhz: float | None = None
+    power_limit_max_w: float | None = None
+    pcie_gen_max: int | None = None
+    pcie_width_max: int | None = None
+    has_gpm: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Gpus(Frame):
+    """All devices of the node; re-sent whole when one is lost (`lost` holds UUIDs) or found."""
+
+    KIND: ClassVar[str] = "gpus"
+    driver_version: str | None
+    nvml_version: str | None
+    gpus: list[GpuFacts]
+    lost: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceStatus:
+    """State of one source. `state`: ok, starting, degraded, off or failed. Counts are totals since start."""
+
+    name: str  # nvml, cpu, processes, gpu
+    state: str
+    reason: str = ""
+    hint: str = ""
+    lost: int = 0
+    invalid: int = 0
+    early: int = 0
+    unmatched: int = 0
+    truncated: int = 0
+    samples: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Status(Frame):
+    """Every second: sources, losses, and what the sampler itself costs."""
+
+    KIND: ClassVar[str] = "status"
+    time_ns: int
+    sources: list[SourceStatus]
+    sampler_cpu_ns: int  # CPU time of the sampler process so far
+    sampler_rss_bytes: int
+    history_start_ns: int  # oldest instant that a query can still reach
+    history_bytes: int
+    bpf_run_ns: int | None = None  # time inside the BPF programs, where the kernel counts it (bpf_stats)
+    dropped_readings: int = 0  # to this client, because it was slow
+    dropped_samples: int = 0
+
+
+# ------------------------------------------------------------------------------------------------- readings over time
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesDef:
+    """One series: a metric (metrics.py) of one subject. Ids are never reused within a stream."""
+
+    id: int
+    metric: str
+    gpu: str | None = None  # UUID
+    pid: int | None = None
+    core: int | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SeriesDefs(Frame):
+    KIND: ClassVar[str] = "series"
+    series: list[SeriesDef]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Readings(Frame):
+    """Raw readings. The value held over [start_ns, end_ns); an instantaneous reading has start_ns == end_ns."""
+
+    KIND: ClassVar[str] = "readings"
+    series: U32
+    start_ns: U64
+    end_ns: U64
+    value: F64
+
+
+# ---------------------------------------------------------------------------------------------- definitions and rows
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessDef:
+    """One process (pid and start time); `gone_ns` is not known while it lives."""
+
+    pid: int
+    start_ns: int  # CLOCK_BOOTTIME start time of the process, as /proc/PID/stat gives it
+    name: str  # comm
+    cmdline: str
+    user: str
+    uid: int
+    ppid: int
+    container_pid: int | None = None  # pid in its own namespace, where it differs
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadDef:
+    process: int  # process id in this generation
+    tid: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ProcessDefs(Frame):
+    KIND: ClassVar[str] = "processes"
+    generation: int
+    first: int
+    processes: list[ProcessDef]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ThreadDefs(Frame):
+    KIND: ClassVar[str] = "threads"
+    generation: int
+    first: int
+    threads: list[ThreadDef]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StringDefs(Frame):
+    """Strings that functions refer to; id 0 is the empty string and is always defined."""
+
+    KIND: ClassVar[str] = "strings"
+    generation: int
+    first: int
+    strings: list[str]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FunctionDefs(Frame):
+    """Functions: string ids of name, source file and binary, and a FrameKind."""
+
+    KIND: ClassVar[str] = "functions"
+    generation: int
+    first: int
+    name: U32
+    file: U32
+    binary: U32
+    kind: U8
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FrameDefs(Frame):
+    """Frames: a function and a line in it (0: no line)."""
+
+    KIND: ClassVar[str] = "frames"
+    generation: int
+    first: int
+    function: U32
+    line: U32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StackDefs(Frame):
+    """Stacks as a prefix tree: stack id = node; its parent is the stack of its caller (parent < id; 0 is the empty stack)."""
+
+    KIND: ClassVar[str] = "stacks"
+    generation: int
+    first: int
+    parent: U32
+    frame: U32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Samples(Frame):
+    """CPU stack samples: one row each."""
+
+    KIND: ClassVar[str] = "samples"
+    generation: int
+    time_ns: U64
+    cpu: U16
+    thread: U32
+    stack: U32
+
+
+# ------------------------------------------------------------------------------------------- requests (client to server)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Subscribe(Frame):
+    """`level`: "metrics" (facts, status, readings, processes) or "rows" (all of it, definitions and samples too).
+
+    With `since_ns` what the history still holds from then on is sent first.
+    """
+
+    KIND: ClassVar[str] = "subscribe"
+    level: str
+    since_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Query(Frame):
+    """A folded tree of [start_ns, end_ns). Empty filter lists mean no filter; filters are combined by and."""
+
+    KIND: ClassVar[str] = "query"
+    id: int
+    tree: str  # cpu, gpu, idle, offcpu
+    start_ns: int
+    end_ns: int
+    pids: list[int] = field(default_factory=list)
+    tids: list[int] = field(default_factory=list)
+    cpus: list[int] = field(default_factory=list)
+    by_thread: bool = False  # a row per thread between the process and its frames
+    min_fraction: float = 0.0005  # smaller siblings are summed in an "other (n)" row
+    max_nodes: int = 20_000
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fetch(Frame):
+    """Stream the frames of [start_ns, end_ns), self-contained, then `fetched` with the same id."""
+
+    KIND: ClassVar[str] = "fetch"
+    id: int
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fetched(Frame):
+    KIND: ClassVar[str] = "fetched"
+    id: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tree(Frame):
+    """Answer to a query, in preorder, children by falling total. Node 0 is the root and its own parent.
+
+    `name`, `file`, `binary` index `strings` (0: none); `line` 0: none. `unit`: "samples" or "ns".
+    """
+
+    KIND: ClassVar[str] = "tree"
+    id: int
+    tree: str
+    unit: str
+    start_ns: int
+    end_ns: int
+    strings: list[str]
+    parent: U32
+    name: U32
+    file: U32
+    binary: U32
+    line: U32
+    kind: U8
+    self_weight: F64
+    total_weight: F64
+    summary: str = ""
+    truncated: int = 0  # samples in the range whose stack did not reach the root of its thread
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Failure(Frame):
+    """A request that could not be answered (id as in the request; 0: the stream as a whole)."""
+
+    KIND: ClassVar[str] = "failure"
+    id: int
+    message: str
+    hint: str = ""
+
+
+ALL_FRAMES: tuple[type[Frame], ...] = (
+    Hello, Clock, Gpus, Status, SeriesDefs, Readings, ProcessDefs, ThreadDefs, StringDefs, FunctionDefs, FrameDefs,
+    StackDefs, Samples, Subscribe, Query, Fetch, Fetched, Tree, Failure,
+)  # fmt: skip
+
+Wire = dict[str, Any]
