@@ -1,16 +1,17 @@
 """The frames: everything that crosses a socket, an ssh pipe or a file, defined once.
 
-A frame on the wire is a u32 little-endian length, then a msgpack map {"k": KIND, field: value, ...}. A stream starts with
-the magic `GPUPROF1`, then a `hello` frame from the side that holds the data. Bulk rows are columns: a field annotated with
-one of the column types below is a numpy array in memory and little-endian bytes on the wire; the columns of one frame have
-equal lengths. Times are CLOCK_MONOTONIC nanoseconds of the node. What is not known is absent (None), never 0.
+A frame on the wire is a u32 little-endian length, then a msgpack map {"k": KIND, field: value, ...}. A
+stream starts with the magic `GPUPROF1`, then a `hello` frame from the side that holds the data. Bulk rows
+are columns: a field annotated with one of the column types below is a numpy array in memory and
+little-endian bytes on the wire; the columns of one frame have equal lengths. Times are CLOCK_MONOTONIC
+nanoseconds of the node. What is not known is absent (None), never 0.
 
-Definitions. Functions, binaries, frames, stacks, processes and threads are numbered within a *generation* of intern tables
-(tables.py). A definition frame carries consecutive ids from `first`; it always precedes the rows that refer to it. A new
-generation starts with empty tables.
+Definitions. Functions, binaries, frames, stacks, processes and threads are numbered within a *generation* of
+intern tables (tables.py). A definition frame carries consecutive ids from `first`; it always precedes the
+rows that refer to it. A new generation starts with empty tables.
 
-A frame kind that the reader does not know is skipped, and so is a field that it does not know; a missing or ill-typed field
-is a FrameError.
+A frame kind that the reader does not know is skipped, and so is a field that it does not know; a missing or
+ill-typed field is a FrameError.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ F64 = Annotated[NDArray[np.float64], "<f8"]
 
 
 class FrameKind(IntEnum):
-    """What a row of a tree or a frame of a stack is. The names, lower case and with dashes, are those of `report --json`."""
+    """What a row of a tree or a frame of a stack is. The names, lower case and with dashes, are those of
+    `report --json`.
+    """
 
     ROOT = 0
     PROCESS = 1
@@ -62,7 +65,7 @@ class Frame:
     KIND: ClassVar[str] = ""
 
 
-# ---------------------------------------------------------------------------------------------- facts (server to client)
+# ----------------------------------------------------------------------------------- facts (server to client)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -158,7 +161,7 @@ class Status(Frame):
     dropped_samples: int = 0
 
 
-# ------------------------------------------------------------------------------------------------- readings over time
+# ----------------------------------------------------------------------------------------- readings over time
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +183,9 @@ class SeriesDefs(Frame):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Readings(Frame):
-    """Raw readings. The value held over [start_ns, end_ns); an instantaneous reading has start_ns == end_ns."""
+    """Raw readings. The value held over [start_ns, end_ns); an instantaneous reading has start_ns ==
+    end_ns.
+    """
 
     KIND: ClassVar[str] = "readings"
     series: U32
@@ -189,7 +194,7 @@ class Readings(Frame):
     value: F64
 
 
-# ---------------------------------------------------------------------------------------------- definitions and rows
+# --------------------------------------------------------------------------------------- definitions and rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +270,9 @@ class FrameDefs(Frame):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StackDefs(Frame):
-    """Stacks as a prefix tree: stack id = node; its parent is the stack of its caller (parent < id; 0 is the empty stack)."""
+    """Stacks as a prefix tree: stack id = node; its parent is the stack of its caller (parent < id; 0 is the
+    empty stack).
+    """
 
     KIND: ClassVar[str] = "stacks"
     generation: int
@@ -286,12 +293,13 @@ class Samples(Frame):
     stack: U32
 
 
-# ------------------------------------------------------------------------------------------- requests (client to server)
+# -------------------------------------------------------------------------------- requests (client to server)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Subscribe(Frame):
-    """`level`: "metrics" (facts, status, readings, processes) or "rows" (all of it, definitions and samples too).
+    """`level`: "metrics" (facts, status, readings, processes) or "rows" (all of it, definitions and samples
+    too).
 
     With `since_ns` what the history still holds from then on is sent first.
     """
@@ -371,8 +379,8 @@ class Failure(Frame):
 
 
 ALL_FRAMES: tuple[type[Frame], ...] = (
-    Hello, Clock, Gpus, Status, SeriesDefs, Readings, ProcessDefs, ThreadDefs, StringDefs, FunctionDefs, FrameDefs,
-    StackDefs, Samples, Subscribe, Query, Fetch, Fetched, Tree, Failure,
+    Hello, Clock, Gpus, Status, SeriesDefs, Readings, ProcessDefs, ThreadDefs, StringDefs, FunctionDefs,
+    FrameDefs, StackDefs, Samples, Subscribe, Query, Fetch, Fetched, Tree, Failure,
 )  # fmt: skip
 
 Wire = dict[str, Any]

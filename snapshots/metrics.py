@@ -1,7 +1,8 @@
-"""The catalogue of everything that is read as a number over time: name with unit, subject, and how it is drawn.
+"""The catalogue of everything that is read as a number over time: name with unit, subject, and how it is
+drawn.
 
-A gauge is a value that held over [start_ns, end_ns); a counter only grows, and its rate is derived by whoever reads it
-from two readings. A metric that a device does not support has no readings at all.
+A gauge is a value that held over [start_ns, end_ns); a counter only grows, and its rate is derived by
+whoever reads it from two readings. A metric that a device does not support has no readings at all.
 """
 
 from __future__ import annotations

@@ -1,0 +1,104 @@
+/* Interning of kernel names (names.h). All calls come under the writer's mutex. */
+#define _GNU_SOURCE
+#include "names.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct entry {
+    const char *pointer; /* where CUPTI keeps it: a shortcut, checked by content */
+    char *text;
+    uint64_t hash;
+    uint32_t length;
+    uint32_t sent_epoch;
+};
+
+static struct entry entries[NAMES_MAX]; /* entry 0 is NAME_OTHER */
+static uint32_t count = 1;
+static uint32_t by_hash[2 * NAMES_MAX];
+static uint32_t by_pointer[2 * NAMES_MAX];
+static size_t text_bytes;
+
+static uint64_t hash_text(const char *text, size_t length)
+{
+    uint64_t hash = 1469598103934665603ull; /* FNV-1a */
+    for (size_t i = 0; i < length; i++)
+        hash = (hash ^ (uint8_t)text[i]) * 1099511628211ull;
+    return hash;
+}
+
+static uint32_t pointer_slot(const char *pointer)
+{
+    return (uint32_t)(((uintptr_t)pointer * 0x9e3779b97f4a7c15ull) >> 50) & (2 * NAMES_MAX - 1);
+}
+
+static uint32_t find_or_add(const char *name)
+{
+    uint32_t hint = by_pointer[pointer_slot(name)];
+    if (hint && entries[hint].pointer == name && strncmp(entries[hint].text, name, NAME_BYTES_MAX) == 0)
+        return hint;
+
+    size_t length = strnlen(name, NAME_BYTES_MAX - 1);
+    uint64_t hash = hash_text(name, length);
+    uint32_t place = (uint32_t)hash & (2 * NAMES_MAX - 1);
+    uint32_t id;
+    while ((id = by_hash[place]) != 0) {
+        if (entries[id].hash == hash && entries[id].length == length && memcmp(entries[id].text, name, length) == 0)
+            break;
+        place = (place + 1) & (2 * NAMES_MAX - 1);
+    }
+    if (id == 0) {
+        if (count == NAMES_MAX || text_bytes + length + 1 > NAMES_TEXT_BYTES)
+            return NAME_OTHER;
+        char *text = malloc(length + 1);
+        if (!text)
+            return NAME_OTHER;
+        memcpy(text, name, length);
+        text[length] = 0;
+        text_bytes += length + 1;
+        id = count++;
+        entries[id] = (struct entry){.text = text, .hash = hash, .length = (uint32_t)length};
+        by_hash[place] = id;
+    }
+    entries[id].pointer = name;
+    by_pointer[pointer_slot(name)] = id;
+    return id;
+}
+
+static int send(struct ring *ring, uint32_t id, uint32_t epoch)
+{
+    const struct entry *entry = &entries[id];
+    uint32_t offset = 0;
+    do {
+        struct ring_slot *slot = ring_next(ring);
+        if (!slot)
+            return -1;
+        uint32_t part = entry->length - offset;
+        if (part > sizeof slot->name.text)
+            part = sizeof slot->name.text;
+        memset(slot, 0, sizeof *slot);
+        slot->kind = SLOT_NAME;
+        slot->flags = (uint8_t)part;
+        slot->epoch = epoch;
+        slot->name.id = id;
+        slot->name.offset = offset;
+        slot->name.total = entry->length;
+        memcpy(slot->name.text, entry->text + offset, part);
+        offset += part;
+    } while (offset < entry->length);
+    return 0;
+}
+
+uint32_t names_id(struct ring *ring, const char *name, uint32_t epoch)
+{
+    if (!name)
+        return NAME_OTHER;
+    uint32_t id = find_or_add(name);
+    if (id == NAME_OTHER || entries[id].sent_epoch == epoch)
+        return id;
+    if (send(ring, id, epoch) < 0)
+        return NAME_OTHER; /* sent again with its next record */
+    entries[id].sent_epoch = epoch;
+    ring->header->names = count;
+    return id;
+}

@@ -1,0 +1,84 @@
+/* The writer's side of the shared-memory ring (ring.h). */
+#define _GNU_SOURCE
+#include "ring.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+static size_t ring_bytes(void) { return RING_HEADER_BYTES + (size_t)RING_SLOTS * sizeof(struct ring_slot); }
+
+int ring_create(struct ring *ring)
+{
+    memset(ring, 0, sizeof *ring);
+    ring->fd = memfd_create(RING_NAME, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (ring->fd < 0)
+        return -errno;
+    if (ftruncate(ring->fd, (off_t)ring_bytes()) < 0 ||
+        fcntl(ring->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0) {
+        int error = errno;
+        close(ring->fd);
+        return -error;
+    }
+    void *base = mmap(NULL, ring_bytes(), PROT_READ | PROT_WRITE, MAP_SHARED, ring->fd, 0);
+    if (base == MAP_FAILED) {
+        int error = errno;
+        close(ring->fd);
+        return -error;
+    }
+    madvise(base, ring_bytes(), MADV_DONTFORK); /* a forked child must not write as its parent */
+    ring->header = base;
+    ring->slot = (struct ring_slot *)((char *)base + RING_HEADER_BYTES);
+
+    struct ring_header *header = ring->header;
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    header->version = RING_VERSION;
+    header->header_bytes = RING_HEADER_BYTES;
+    header->slot_bytes = sizeof(struct ring_slot);
+    header->slots = RING_SLOTS;
+    header->pid = (uint32_t)getpid();
+    header->created_ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+    __atomic_store_n(&header->magic, RING_MAGIC, __ATOMIC_RELEASE); /* last: a reader that sees it sees the rest */
+    return 0;
+}
+
+void ring_destroy(struct ring *ring)
+{
+    if (ring->header)
+        munmap(ring->header, ring_bytes());
+    if (ring->fd >= 0)
+        close(ring->fd);
+    ring->header = NULL;
+    ring->fd = -1;
+}
+
+int ring_has_listener(const struct ring *ring)
+{
+    struct flock lock = {.l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = 0, .l_len = 1};
+    return fcntl(ring->fd, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+}
+
+struct ring_slot *ring_next(struct ring *ring)
+{
+    uint64_t tail = __atomic_load_n(&ring->header->tail, __ATOMIC_ACQUIRE);
+    /* A tail that lies ahead of the head, or far behind it, is not the sampler's: treat the ring as full. */
+    if (ring->head - tail >= RING_SLOTS) {
+        __atomic_fetch_add(&ring->header->dropped, 1, __ATOMIC_RELAXED);
+        return NULL;
+    }
+    struct ring_slot *slot = &ring->slot[ring->head & (RING_SLOTS - 1)];
+    ring->head++;
+    return slot;
+}
+
+void ring_publish(struct ring *ring) { __atomic_store_n(&ring->header->head, ring->head, __ATOMIC_RELEASE); }
+
+void ring_say(struct ring *ring, uint32_t state, const char *message)
+{
+    strncpy(ring->header->message, message, RING_TEXT - 1);
+    __atomic_store_n(&ring->header->state, state, __ATOMIC_RELEASE);
+}

@@ -1,0 +1,124 @@
+/* The shared-memory ring between a profiled process and the sampler.
+ *
+ * A memfd named "gpuprof-ring", sealed against shrinking and growing. One header page, then `slots` slots of 64 bytes. The library (one
+ * writer at a time, under its mutex) fills slots and advances `head`; the sampler reads up to `head` and advances `tail`. When the ring is full the
+ * newest records are dropped and counted. All numbers are little-endian. The reader trusts nothing in here: see sampler/gpu_ring.py, which
+ * describes the same layout.
+ *
+ * The sampler shows that it lives by an open-file-description write lock on byte 0, taken on its own open file description.
+ */
+#ifndef GPUPROF_RING_H
+#define GPUPROF_RING_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define RING_NAME "gpuprof-ring"
+#define RING_MAGIC 0x31474e4946525047ull /* "GPRFING1" */
+#define RING_VERSION 1u
+#define RING_HEADER_BYTES 8192u
+#define RING_SLOTS (1u << 17)
+#define RING_DEVICES 32
+#define RING_TEXT 256
+
+enum ring_state {
+    RING_WAITING = 0, /* no sampler listens: CUPTI is not in use */
+    RING_RECORDING = 1,
+    RING_DETACHING = 2, /* waiting for the next CUDA call, at whose exit CUPTI is finalized */
+    RING_REFUSED = 3,   /* `message` says why; tried again later */
+    RING_ENDED = 4,
+};
+
+enum slot_kind {
+    SLOT_KERNEL = 1,
+    SLOT_MEMCPY = 2,
+    SLOT_MEMSET = 3,
+    SLOT_NAME = 4,  /* part of a kernel name */
+    SLOT_CLOCK = 5, /* CUPTI's clock against CLOCK_MONOTONIC */
+};
+
+struct ring_header {
+    uint64_t magic;
+    uint32_t version;
+    uint32_t header_bytes;
+    uint32_t slot_bytes;
+    uint32_t slots;
+    uint32_t pid;
+    uint32_t epoch; /* attaches so far; correlation ids start anew with each */
+    uint32_t state;
+    uint32_t cupti_version;
+    uint32_t names;
+    uint32_t devices;
+    uint64_t created_ns;
+    uint64_t launches; /* launch calls seen by the callback */
+    uint64_t records;  /* records that CUPTI delivered */
+    uint64_t dropped;  /* records that found the ring full */
+    uint64_t cupti_dropped;
+    uint64_t callback_ns; /* reserved for the overhead controller */
+    uint8_t uuid[RING_DEVICES][16]; /* by the process's own device ordinal; zeros: not known */
+    char message[RING_TEXT];        /* why nothing is recorded, or empty */
+    char library[RING_TEXT];        /* the libcupti that was opened */
+    _Alignas(64) uint64_t head;     /* slots written so far */
+    _Alignas(64) uint64_t tail;     /* slots read so far (the sampler's) */
+};
+
+struct ring_slot {
+    uint8_t kind;
+    uint8_t flags; /* memcpy: CUpti_ActivityMemcpyKind; name: length of the text in this slot */
+    uint16_t device;
+    uint32_t epoch;
+    union {
+        struct {
+            uint64_t start; /* CUPTI's clock, ns */
+            uint64_t end;
+            uint32_t correlation;
+            uint32_t stream;
+            uint32_t context;
+            uint32_t name; /* id of an earlier SLOT_NAME */
+            uint64_t bytes_or_node; /* memcpy, memset: bytes; kernel: graph node id */
+            uint32_t graph;
+            uint32_t reserved[3];
+        } work;
+        struct {
+            uint32_t id;
+            uint32_t offset; /* of this part; parts come in order */
+            uint32_t total;
+            char text[44];
+        } name;
+        struct {
+            uint64_t cupti_ns;
+            uint64_t mono_ns;
+            uint64_t width_ns;
+        } clock;
+    };
+};
+
+_Static_assert(sizeof(struct ring_slot) == 64, "one cache line");
+_Static_assert(sizeof(struct ring_header) <= RING_HEADER_BYTES, "header");
+_Static_assert(offsetof(struct ring_header, uuid) == 96, "gpu_ring.py");
+_Static_assert(offsetof(struct ring_header, message) == 608, "gpu_ring.py");
+_Static_assert(offsetof(struct ring_header, head) == 1152, "gpu_ring.py");
+_Static_assert(offsetof(struct ring_header, tail) == 1216, "gpu_ring.py");
+
+struct ring {
+    int fd;
+    struct ring_header *header;
+    struct ring_slot *slot;
+    uint64_t head; /* the writer's own copy: what the mapping says is not trusted back */
+};
+
+/* Creates the memfd and maps it. Returns 0 or -errno. */
+int ring_create(struct ring *ring);
+void ring_destroy(struct ring *ring);
+
+/* Is the sampler holding its lock? */
+int ring_has_listener(const struct ring *ring);
+
+/* A free slot to fill, or NULL when the ring is full (counted). ring_publish makes everything filled so far visible. Callers hold the
+ * writer's mutex. */
+struct ring_slot *ring_next(struct ring *ring);
+void ring_publish(struct ring *ring);
+
+void ring_say(struct ring *ring, uint32_t state, const char *message);
+
+#endif

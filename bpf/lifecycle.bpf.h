@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
+// Processes come and go: raw tracepoints that keep `processes` true without waiting for user space.
+// A fork inherits its parent's tables, an exec and an exit drop them. Messages go out only for processes that were seen.
+
+static __always_inline void forget_process(u32 pid, u32 reason) {
+    u64 asked = ((u64)MESSAGE_NEW_PROCESS << 32) | pid;
+    int had_tables = processes.delete(&pid) == 0;
+    int was_asked_for = message_times.delete(&asked) == 0;
+    if (had_tables || was_asked_for)
+        send_message(pid, reason, 0);
+}
+
+// sched_process_fork(struct task_struct *parent, struct task_struct *child)
+int on_fork(struct bpf_raw_tracepoint_args *ctx) {
+    u64 child = ctx->args[1];
+    u32 pid = 0, tid = 0;
+    if (bpf_probe_read_kernel(&pid, 4, (void *)(child + TASK_TGID)))
+        return 0;
+    if (bpf_probe_read_kernel(&tid, 4, (void *)(child + TASK_PID)) || tid != pid)
+        return 0;  // a thread
+    u32 parent = bpf_get_current_pid_tgid() >> 32;
+    struct process_tables *tables = processes.lookup(&parent);
+    if (!tables)
+        return 0;
+    struct process_tables copy = *tables;
+    processes.update(&pid, &copy);
+    send_message(pid, MESSAGE_FORK, parent);
+    return 0;
+}
+
+// sched_process_exec(struct task_struct *task, pid_t old_pid, struct linux_binprm *binary)
+int on_exec(struct bpf_raw_tracepoint_args *ctx) {
+    forget_process(bpf_get_current_pid_tgid() >> 32, MESSAGE_EXEC);
+    return 0;
+}
+
+// sched_process_exit(struct task_struct *task): once per thread, after signal->live was counted down
+int on_exit(struct bpf_raw_tracepoint_args *ctx) {
+    u64 signal = 0;
+    int live = 0;
+    if (bpf_probe_read_kernel(&signal, 8, (void *)(ctx->args[0] + TASK_SIGNAL)))
+        return 0;
+    if (bpf_probe_read_kernel(&live, 4, (void *)(signal + SIGNAL_LIVE)) || live != 0)
+        return 0;
+    forget_process(bpf_get_current_pid_tgid() >> 32, MESSAGE_EXIT);
+    return 0;
+}

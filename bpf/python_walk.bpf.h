@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
+// The chain of CPython frames of the current thread. User space supplies the offsets of its version (python_layout).
+
+#define FRAME_BYTES 112  // of a frame object, what all versions need
+#define MAX_THREAD_STATES 48
+#define SHIM_OWNER 3  // 3.12+: a frame that the C eval loop keeps on its own stack to mark an entry
+#define TAG_BITS 7ull  // 3.14+: low bits of a _PyStackRef
+
+// PyThreadState.thread_id is pthread_self(), which on x86-64 is the thread pointer. New states are pushed at the list's head.
+static __always_inline u64 find_thread_state(struct walk *w, struct python_layout *layout, struct thread_key *key) {
+    u64 state = 0, id = 0, next = 0;
+    u64 *known = thread_states.lookup(key);
+    if (known) {
+        state = *known;
+        if (!bpf_probe_read_user(&id, 8, (void *)(state + layout->ts_tid)) && id == key->thread_pointer)
+            return state;
+    }
+    count(COUNTER_PYTHON_WALKED_THREADS);
+    w->low = 0;  // number of the interpreter; in memory, as search bounds are, for the sake of the verifier
+#pragma clang loop unroll(disable)
+    for (int i = 0; i < MAX_THREAD_STATES; i++) {
+        if (!next) {
+            u32 n = w->low;
+            if (n >= layout->interpreters)
+                return 0;
+            w->low = n + 1;
+            BOUND(n, 7);
+            bpf_probe_read_user(&next, 8, (void *)layout->heads[n]);
+            continue;
+        }
+        state = next;
+        id = 0;
+        if (bpf_probe_read_user(&id, 8, (void *)(state + layout->ts_tid)))
+            return 0;
+        if (id == key->thread_pointer) {
+            thread_states.update(key, &state);
+            return state;
+        }
+        if (bpf_probe_read_user(&next, 8, (void *)(state + layout->ts_next)))
+            return 0;
+    }
+    return 0;
+}
+
+// Finds the innermost frame; 0 when the thread has none.
+static __always_inline void python_begin(struct walk *w, struct python_layout *layout) {
+    struct thread_key key = {};
+    key.pid = w->record.header.pid;
+    if (bpf_probe_read_kernel(&key.thread_pointer, 8, (void *)(bpf_get_current_task() + TASK_FSBASE)))
+        return;
+    u64 state = find_thread_state(w, layout, &key);
+    if (!state) {
+        w->record.header.flags |= FLAG_NO_THREAD_STATE;
+        send_message_sometimes(w->record.header.pid, MESSAGE_NO_PYTHON_THREAD, 0);
+        return;
+    }
+    u64 frame = 0;
+    if (bpf_probe_read_user(&frame, 8, (void *)(state + layout->ts_frame))) {
+        w->record.header.flags |= FLAG_PYTHON_TRUNCATED;
+        return;
+    }
+    if (layout->has_cframe && bpf_probe_read_user(&frame, 8, (void *)(frame + layout->cf_cur))) {
+        w->record.header.flags |= FLAG_PYTHON_TRUNCATED;
+        return;
+    }
+    w->python_frame = frame;
+}
+
+// The frame at w->python_frame: two words, and on to the previous one. 0 when it cannot be read.
+static __always_inline int add_python_frame(struct walk *w, struct python_layout *layout) {
+    u64 frame = w->python_frame;
+    u8 *bytes = (u8 *)w->python;
+    if (bpf_probe_read_user(bytes, FRAME_BYTES, (void *)frame))
+        return 0;
+    u32 at_code = layout->f_code, at_previous = layout->f_prev, at_instruction = layout->f_instr;
+    u32 at_owner = layout->f_owner;
+    BOUND(at_code, 127);
+    BOUND(at_previous, 127);
+    BOUND(at_instruction, 127);
+    BOUND(at_owner, 127);
+    u64 code = *(u64 *)(bytes + at_code) & ~TAG_BITS;
+    u64 instruction = *(u64 *)(bytes + at_instruction);
+    u64 owner = at_owner ? bytes[at_owner] : 0;
+    u32 first_line = 0;
+    bpf_probe_read_user(&first_line, 4, (void *)(code + layout->co_firstlineno));
+    u32 offset = (u32)instruction;  // up to 3.10 f_lasti itself
+    if (layout->version >= 311)
+        offset = (u32)((s64)(instruction - code - layout->co_bytecode) >> 1);
+    if (layout->version >= 312 && owner == SHIM_OWNER)
+        code = frame;  // its place on the C stack tells which native frame it belongs to
+    add_word(w, (code & 0xffffffffffffull) | (owner << 56));
+    add_word(w, offset | ((u64)(first_line & 0xffffff) << 32));
+    w->record.header.n_python++;
+    w->python_frame = *(u64 *)(bytes + at_previous);
+    return 1;
+}
+
+// Up to PYTHON_FRAMES_PER_PROGRAM frames; nonzero when there are more.
+static __always_inline int walk_python(struct walk *w, struct python_layout *layout) {
+#pragma clang loop unroll(disable)
+    for (int i = 0; i < PYTHON_FRAMES_PER_PROGRAM; i++) {
+        if (!w->python_frame)
+            return 0;
+        if (w->record.header.n_python >= MAX_PYTHON_FRAMES || !add_python_frame(w, layout)) {
+            w->record.header.flags |= FLAG_PYTHON_TRUNCATED;
+            return 0;
+        }
+    }
+    return w->python_frame != 0;
+}

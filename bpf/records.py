@@ -1,0 +1,153 @@
+"""What the BPF programs send: stack records and control messages, as layout.bpf.h lays them out.
+
+A stack record is a header of `header_words` 8-byte words (_HEADER below), then n_kernel kernel addresses, n_user user words
+and n_python pairs of words, innermost frame first.
+
+- A kernel word is a return address; the first one is exact.
+- A user word: the low 48 bits are the program counter (the first one exact, the others return addresses: subtract 1 to look
+  them up); the high 16 bits are how far the frame's stack pointer is above that of the frame before, in 8-byte words
+  (0xffff: that far or farther, or below). The first frame's stack pointer is `sp0`.
+- A Python pair: word 0 has the address of the code object in its low 48 bits and the frame's owner byte in its high 8 bits.
+  Owner: 0 up to 3.10, `is_entry` in 3.11, `owner` from 3.12 on, where 3 marks a shim frame, which has no code: the low 48
+  bits are then its own address, which lies on the C stack inside the native frame that entered the interpreter. Word 1 has
+  the instruction offset in its low 32 bits (signed; code units from the first bytecode, up to 3.10 f_lasti) and
+  co_firstlineno in the 24 bits above.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum, IntFlag
+
+import numpy as np
+from numpy.typing import NDArray
+
+HEADER = np.dtype(
+    [
+        ("time_ns", "<u8"),
+        ("pid", "<u4"),
+        ("tid", "<u4"),
+        ("cpu", "<u2"),
+        ("n_kernel", "<u2"),
+        ("n_user", "<u2"),
+        ("n_python", "<u2"),
+        ("stop", "u1"),
+        ("flags", "u1"),
+        ("family", "u1"),
+        ("header_words", "u1"),
+        ("uid", "<u4"),
+        ("comm", "S16"),
+        ("sp0", "<u8"),
+        ("start_ns", "<u8"),
+        ("extra", "<u8"),
+    ]
+)
+MESSAGE = struct.Struct("<IIQ")
+
+
+class StopReason(IntEnum):
+    """Why a user stack ends where it ends; ROOT is a complete one."""
+
+    ROOT = 0
+    NO_MAPPING = 1
+    NO_RULE = 2
+    UNREADABLE = 3
+    NO_PROGRESS = 4
+    TOO_DEEP = 5
+    NO_TABLES = 6
+    KERNEL_THREAD = 7
+    NOT_64_BIT = 8
+    INTERNAL = 9
+
+    @property
+    def words(self) -> str:
+        """For a person, as in "[truncated: ...]"."""
+        return _STOP_WORDS[self]
+
+
+_STOP_WORDS = {
+    StopReason.ROOT: "complete",
+    StopReason.NO_MAPPING: "code outside of the known mappings",
+    StopReason.NO_RULE: "code without unwind rules",
+    StopReason.UNREADABLE: "stack memory not readable",
+    StopReason.NO_PROGRESS: "unwind rules lead nowhere",
+    StopReason.TOO_DEEP: "more than 128 native frames",
+    StopReason.NO_TABLES: "process not known yet",
+    StopReason.KERNEL_THREAD: "kernel thread",
+    StopReason.NOT_64_BIT: "32-bit process",
+    StopReason.INTERNAL: "walk failed",
+}
+
+
+class RecordFlag(IntFlag):
+    """What a consumer should know about how the stack was found."""
+
+    SCANNED = 1  # a return address was found by scanning the stack
+    PYTHON_TRUNCATED = 2  # the Python chain did not reach its outermost frame
+    NO_THREAD_STATE = 4  # the process runs Python, but this thread has no thread state there
+    FRAME_POINTER = 8  # a frame without unwind rule was passed by its frame pointer
+
+
+class MessageReason(IntEnum):
+    """Control messages. NEW_PROCESS, UNKNOWN_MAPPING and NO_PYTHON_THREAD come at most ten times a second per process."""
+
+    NEW_PROCESS = 1  # a sample hit a process without tables
+    UNKNOWN_MAPPING = 2  # `address` lies in no mapping that was published
+    NO_RULE = 3
+    EXIT = 4  # the whole process; only for processes that were published or asked for
+    EXEC = 5  # the same; its tables are already dropped in the kernel
+    FORK = 6  # `pid` is a new process that inherited the tables of process `address`
+    NO_PYTHON_THREAD = (
+        7  # a thread without thread state in a Python process: new interpreter state, or a foreign thread
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ControlMessage:
+    """One message of the kernel side to whoever publishes the tables."""
+
+    pid: int
+    reason: MessageReason
+    address: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """n stack records as columns; `first` is the index in `words` of each record's first word after the header."""
+
+    time_ns: NDArray[np.uint64]
+    pid: NDArray[np.uint32]
+    tid: NDArray[np.uint32]
+    cpu: NDArray[np.uint16]
+    n_kernel: NDArray[np.uint16]
+    n_user: NDArray[np.uint16]
+    n_python: NDArray[np.uint16]
+    stop: NDArray[np.uint8]
+    flags: NDArray[np.uint8]
+    family: NDArray[np.uint8]
+    uid: NDArray[np.uint32]
+    comm: NDArray[np.bytes_]
+    sp0: NDArray[np.uint64]
+    start_ns: NDArray[
+        np.uint64
+    ]  # process start, CLOCK_BOOTTIME ns (/proc/PID/stat has the same in 10 ms ticks)
+    extra: NDArray[np.uint64]  # CPU samples: nanoseconds that the walk took
+    first: NDArray[np.int64]
+    words: NDArray[np.uint64]
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+
+def batch_of(words: NDArray[np.uint64], starts: NDArray[np.int64]) -> Batch:
+    """Columns of the records that begin at these indices of `words` (copied out of the ring)."""
+    header_words = HEADER.itemsize // 8
+    if len(starts):
+        headers = np.ascontiguousarray(words[starts[:, None] + np.arange(header_words)]).view(HEADER)[:, 0]
+    else:
+        headers = np.zeros(0, HEADER)
+    columns = {
+        name: np.ascontiguousarray(headers[name]) for name in HEADER.names or () if name != "header_words"
+    }
+    return Batch(first=starts + headers["header_words"].astype(np.int64), words=words, **columns)

@@ -1,0 +1,154 @@
+"""bpf(2) and perf_event_open(2) by number, for the sampler, which must not load libbcc.
+
+Both take a structure that the kernel reads (union bpf_attr, struct perf_event_attr of the UAPI headers); unused trailing
+bytes are zero. Every function raises OSError with the errno of the call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import struct
+
+_NR_BPF = 321  # x86-64
+_NR_PERF_EVENT_OPEN = 298
+
+_BPF_MAP_LOOKUP_ELEM = 1
+_BPF_MAP_UPDATE_ELEM = 2
+_BPF_MAP_DELETE_ELEM = 3
+_BPF_MAP_GET_NEXT_KEY = 4
+_BPF_OBJ_GET_INFO_BY_FD = 15
+_BPF_RAW_TRACEPOINT_OPEN = 17
+_BPF_ENABLE_STATS = 32
+_ATTR_BYTES = 128
+
+_PERF_TYPE_SOFTWARE = 1
+_PERF_COUNT_SW_CPU_CLOCK = 0
+_PERF_ATTR_BYTES = 112  # PERF_ATTR_SIZE_VER5
+_PERF_FLAG_FREQ = 1 << 10
+_PERF_FLAG_DISABLED = 1 << 0
+_PERF_FLAG_EXCLUDE_IDLE = 1 << 7
+_PERF_FLAG_FD_CLOEXEC = 8
+_PERF_EVENT_IOC_ENABLE = 0x2400
+_PERF_EVENT_IOC_SET_BPF = 0x40042408
+
+_PROG_INFO_BYTES = 224
+_RUN_TIME_OFFSET = 192  # struct bpf_prog_info.run_time_ns, then run_cnt
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+
+
+def _check(result: int, what: str) -> int:
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{what}: {os.strerror(code)}")
+    return result
+
+
+def _bpf(command: int, attr: bytes, what: str) -> int:
+    buffer = ctypes.create_string_buffer(attr, _ATTR_BYTES)
+    number, size = ctypes.c_long(_NR_BPF), ctypes.c_uint(_ATTR_BYTES)
+    return _check(_libc.syscall(number, ctypes.c_int(command), buffer, size), what)
+
+
+def map_lookup(fd: int, key: bytes, value_size: int) -> bytes | None:
+    """The value of a key; None when there is none. `value_size` is what the kernel writes (per-CPU maps: for all CPUs)."""
+    key_buffer = ctypes.create_string_buffer(key, len(key))
+    value = ctypes.create_string_buffer(value_size)
+    attr = struct.pack("<IxxxxQQQ", fd, ctypes.addressof(key_buffer), ctypes.addressof(value), 0)
+    try:
+        _bpf(_BPF_MAP_LOOKUP_ELEM, attr, "bpf map lookup")
+    except FileNotFoundError:
+        return None
+    return value.raw
+
+
+def map_update(fd: int, key: bytes, value: bytes) -> None:
+    """Write one element, new or not."""
+    key_buffer = ctypes.create_string_buffer(key, len(key))
+    value_buffer = ctypes.create_string_buffer(value, len(value))
+    attr = struct.pack("<IxxxxQQQ", fd, ctypes.addressof(key_buffer), ctypes.addressof(value_buffer), 0)
+    _bpf(_BPF_MAP_UPDATE_ELEM, attr, "bpf map update")
+
+
+def map_delete(fd: int, key: bytes) -> bool:
+    """Remove one element; False when it was not there."""
+    key_buffer = ctypes.create_string_buffer(key, len(key))
+    attr = struct.pack("<IxxxxQQQ", fd, ctypes.addressof(key_buffer), 0, 0)
+    try:
+        _bpf(_BPF_MAP_DELETE_ELEM, attr, "bpf map delete")
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def map_keys(fd: int, key_size: int, limit: int) -> list[bytes]:
+    """The keys of a hash map, at most `limit`. A key that is removed meanwhile may start the walk over, hence the limit."""
+    keys: dict[bytes, None] = {}
+    following = ctypes.create_string_buffer(key_size)
+    key: bytes | None = None
+    for _ in range(limit):
+        current = ctypes.create_string_buffer(key, key_size) if key is not None else None
+        attr = struct.pack(
+            "<IxxxxQQQ", fd, ctypes.addressof(current) if current else 0, ctypes.addressof(following), 0
+        )
+        try:
+            _bpf(_BPF_MAP_GET_NEXT_KEY, attr, "bpf map walk")
+        except FileNotFoundError:
+            break
+        key = following.raw
+        keys[key] = None
+    return list(keys)
+
+
+def enable_run_time_stats() -> int:
+    """A descriptor; while it is open the kernel counts the run time of BPF programs (5.8+)."""
+    return _bpf(_BPF_ENABLE_STATS, struct.pack("<I", 0), "bpf statistics")
+
+
+def program_run_time(fd: int) -> tuple[int, int]:
+    """(nanoseconds, runs) of a program with all that it tail-calls, since statistics were enabled."""
+    info = ctypes.create_string_buffer(_PROG_INFO_BYTES)
+    attr = struct.pack("<IIQ", fd, _PROG_INFO_BYTES, ctypes.addressof(info))
+    _bpf(_BPF_OBJ_GET_INFO_BY_FD, attr, "bpf program info")
+    nanoseconds, runs = struct.unpack_from("<QQ", info, _RUN_TIME_OFFSET)
+    return nanoseconds, runs
+
+
+def program_verified_instructions(fd: int) -> int:
+    """How many instructions the verifier looked at to accept the program (0 before 5.16, which does not say)."""
+    info = ctypes.create_string_buffer(_PROG_INFO_BYTES)
+    attr = struct.pack("<IIQ", fd, _PROG_INFO_BYTES, ctypes.addressof(info))
+    _bpf(_BPF_OBJ_GET_INFO_BY_FD, attr, "bpf program info")
+    return int(struct.unpack_from("<I", info, _RUN_TIME_OFFSET + 24)[0])
+
+
+def raw_tracepoint_open(name: str, program: int) -> int:
+    """Attach a program to a raw tracepoint; it stays until the returned descriptor is closed."""
+    text = ctypes.create_string_buffer(name.encode())
+    attr = struct.pack("<QI", ctypes.addressof(text), program)
+    return _bpf(_BPF_RAW_TRACEPOINT_OPEN, attr, f"raw tracepoint {name}")
+
+
+def open_cpu_clock(cpu: int, hz: int, program: int) -> int:
+    """A CPU clock event of one CPU, all processes but idle, that runs the program `hz` times a second until closed."""
+    attr = bytearray(_PERF_ATTR_BYTES)
+    flags = _PERF_FLAG_FREQ | _PERF_FLAG_DISABLED | _PERF_FLAG_EXCLUDE_IDLE
+    struct.pack_into(
+        "<IIQQQQQ", attr, 0, _PERF_TYPE_SOFTWARE, len(attr), _PERF_COUNT_SW_CPU_CLOCK, hz, 0, 0, flags
+    )
+    buffer = ctypes.create_string_buffer(bytes(attr), len(attr))
+    result = _libc.syscall(
+        ctypes.c_long(_NR_PERF_EVENT_OPEN), buffer, ctypes.c_int(-1), ctypes.c_int(cpu), ctypes.c_int(-1),
+        ctypes.c_ulong(_PERF_FLAG_FD_CLOEXEC),
+    )  # fmt: skip
+    fd = _check(result, f"perf event on CPU {cpu}")
+    try:
+        fcntl.ioctl(fd, _PERF_EVENT_IOC_SET_BPF, program)
+        fcntl.ioctl(fd, _PERF_EVENT_IOC_ENABLE, 0)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd

@@ -1,0 +1,239 @@
+"""One client of the sampler: its requests, its place in the history, and its share of the sending.
+
+The history keeps the rows; a client keeps a cursor. A client that does not read costs one piece of at most
+`Limits.piece_bytes`, the answers it asked for (`Limits.queries` of them), and the kernel's socket buffer:
+its cursor lags, and what the history has dropped meanwhile is counted in the cursor. What a client sends is
+not trusted: frames are small, bad ones are answered by a `failure` frame and the end of the stream.
+
+The stream: MAGIC and `hello` at once. While a `fetch` is answered the subscription waits, so that every
+frame from the second `hello` to `fetched` belongs to the fetch, but for `tree` and `failure`, which carry
+the id of their request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from concurrent.futures import Executor
+from contextlib import suppress
+from dataclasses import dataclass
+
+from gpuprof.snapshots import wire
+from gpuprof.snapshots.errors import FrameError, GpuprofError
+from gpuprof.snapshots.frames import MAGIC, Failure, Fetch, Fetched, Frame, Hello, Query, Subscribe
+from gpuprof.snapshots.history import History
+
+_RECEIVE_BYTES = 32 << 10
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one client may cost. Times in seconds, sizes in bytes."""
+
+    request_bytes: int = 64 << 10
+    queries: int = 4  # outstanding at once
+    nodes: int = 100_000  # in one answer
+    piece_bytes: int = 256 << 10
+    handshake_s: float = 10.0
+    last_words_s: float = 2.0  # for the failure frame of a stream that is given up
+    drain_s: float = 30.0  # for the answers still due to a client that has closed its sending side
+    tick_s: float = 0.1
+
+
+class Connection:
+    """Serves one connected socket until it ends; `run` never raises for anything that the client does."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        history: History,
+        hello: Callable[[], Hello],
+        pool: Executor,
+        limits: Limits,
+        *,
+        patient: bool = False,
+    ) -> None:
+        self._sock = sock
+        self._history = history
+        self._hello = hello
+        self._pool = pool
+        self._limits = limits
+        self._patient = patient  # an inherited socket: its program may take its time to start
+        self._sending = asyncio.Lock()  # held for whole frames
+        self._streaming = asyncio.Lock()  # held by the subscription for a piece, by a fetch for all of it
+        self._requests: set[asyncio.Task[None]] = set()
+        self._subscription: asyncio.Task[None] | None = None
+        self._fetching = False
+        self._loop = asyncio.get_running_loop()
+
+    async def run(self) -> None:
+        """Serve until the client closes, errs, or the task is cancelled. Closes the socket."""
+        reason: GpuprofError | None = None
+        try:
+            self._sock.setblocking(False)
+            await self._send([self._hello()], MAGIC)
+            reason = await self._read_requests()
+            if reason is None and self._requests:
+                self._unsubscribe()
+                await asyncio.wait(self._requests, timeout=self._limits.drain_s)
+        except OSError:
+            pass  # the client is gone
+        except Exception:  # noqa: BLE001
+            traceback.print_exc()
+            reason = GpuprofError("the sampler could not go on with this client", "please report this")
+        finally:
+            self._unsubscribe()
+            for task in self._requests:
+                task.cancel()
+            with suppress(OSError, asyncio.TimeoutError):
+                if reason is not None:
+                    await asyncio.wait_for(self._fail(0, reason), self._limits.last_words_s)
+            self._sock.close()
+
+    async def _read_requests(self) -> GpuprofError | None:
+        """Read until the client closes its side (None) or does what it should not (the reason)."""
+        decoder = wire.Decoder(max_frame_bytes=self._limits.request_bytes)
+        greeted = False
+        deadline = None if self._patient else self._loop.time() + self._limits.handshake_s
+        while True:
+            receiving = self._loop.sock_recv(self._sock, _RECEIVE_BYTES)
+            try:
+                if greeted or deadline is None:
+                    data = await receiving
+                else:
+                    data = await asyncio.wait_for(receiving, max(0.0, deadline - self._loop.time()))
+            except asyncio.TimeoutError:
+                return GpuprofError("no request came in time")
+            if not data:
+                return None
+            try:
+                requests = decoder.feed(data)
+            except FrameError as error:
+                return error
+            for request in requests:
+                greeted = True
+                reason = await self._handle(request)
+                if reason is not None:
+                    return reason
+
+    async def _handle(self, request: Frame) -> GpuprofError | None:
+        if isinstance(request, Query):
+            if len(self._requests) >= self._limits.queries:
+                await self._fail(
+                    request.id, GpuprofError("too many questions at once", "wait for the answers")
+                )
+            else:
+                self._start(self._answer_query(request), request.id)
+        elif isinstance(request, Fetch):
+            if self._fetching or len(self._requests) >= self._limits.queries:
+                await self._fail(request.id, GpuprofError("a fetch is under way", "wait until it has ended"))
+            else:
+                self._fetching = True
+                self._start(self._answer_fetch(request), request.id)
+        elif isinstance(request, Subscribe):
+            self._unsubscribe()
+            self._subscription = self._loop.create_task(self._stream(request))
+        else:
+            return FrameError(f"a {request.KIND} frame is not a request")
+        return None
+
+    # ------------------------------------------------------------------------------------------------
+    # subscription
+
+    def _unsubscribe(self) -> None:
+        if self._subscription is not None:
+            self._subscription.cancel()
+            self._subscription = None
+
+    async def _stream(self, request: Subscribe) -> None:
+        """Send what is new in the history, a piece at a time, as fast as the client reads and no faster."""
+        try:
+            cursor = self._history.cursor(request.level, request.since_ns)
+            while True:
+                async with self._streaming:
+                    frames = self._history.since(cursor, max_bytes=self._limits.piece_bytes)
+                    await self._send(frames)
+                await asyncio.sleep(0 if frames else self._limits.tick_s)
+        except asyncio.CancelledError:
+            raise
+        except OSError:
+            self._hang_up()
+        except Exception as error:  # noqa: BLE001
+            with suppress(OSError):
+                await self._fail(0, _described(error))
+            self._hang_up()
+
+    # --------------------------------------------------------------------------------------------------
+    # requests
+
+    def _start(self, answering: Coroutine[None, None, None], request_id: int) -> None:
+        task = self._loop.create_task(self._guard(answering, request_id))
+        self._requests.add(task)
+        task.add_done_callback(self._requests.discard)
+
+    async def _guard(self, answering: Coroutine[None, None, None], request_id: int) -> None:
+        """Whatever goes wrong with one request ends that request, with a failure frame that says so."""
+        try:
+            await answering
+        except OSError:
+            self._hang_up()
+        except Exception as error:  # noqa: BLE001
+            with suppress(OSError):
+                await self._fail(request_id, _described(error))
+
+    async def _answer_query(self, request: Query) -> None:
+        bounded = dataclasses.replace(request, max_nodes=max(1, min(request.max_nodes, self._limits.nodes)))
+        packed = await self._loop.run_in_executor(self._pool, self._fold, bounded)
+        await self._send_bytes(packed)
+
+    def _fold(self, request: Query) -> bytes:
+        return wire.pack(self._history.query(request))
+
+    async def _answer_fetch(self, request: Fetch) -> None:
+        try:
+            async with self._streaming:
+                frames = iter(self._history.frames_between(request.start_ns, request.end_ns))
+                while piece := await self._loop.run_in_executor(self._pool, self._next_piece, frames):
+                    await self._send_bytes(piece)
+                await self._send([Fetched(request.id)])
+        finally:
+            self._fetching = False
+
+    def _next_piece(self, frames: Iterator[Frame]) -> bytes:
+        piece = bytearray()
+        for frame in frames:
+            piece += wire.pack(frame)
+            if len(piece) >= self._limits.piece_bytes:
+                break
+        return bytes(piece)
+
+    # ---------------------------------------------------------------------------------------------------
+    # sending
+
+    async def _send(self, frames: Iterable[Frame], preface: bytes = b"") -> None:
+        data = preface + b"".join([wire.pack(frame) for frame in frames])
+        if data:
+            await self._send_bytes(data)
+
+    async def _send_bytes(self, data: bytes) -> None:
+        async with self._sending:
+            await self._loop.sock_sendall(self._sock, data)
+
+    async def _fail(self, request_id: int, error: GpuprofError) -> None:
+        await self._send([Failure(request_id, error.message, error.hint)])
+
+    def _hang_up(self) -> None:
+        """Make the reading side end, which ends the connection."""
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+
+def _described(error: Exception) -> GpuprofError:
+    if isinstance(error, GpuprofError):
+        return error
+    traceback.print_exception(error, file=sys.stderr)
+    return GpuprofError(f"the sampler could not answer ({type(error).__name__})", "please report this")

@@ -1,0 +1,136 @@
+"""Names of functions as they are shown: demangled (C++, Rust, Fortran modules), without compiler suffixes,
+templates folded.
+
+Folding: template arguments longer than a few characters become <…>, and parameter lists and return types are
+left out, so that the instantiations of one function are one row: `void at::native::fill<float, 4>(int) const`
+is `at::native::fill<…>`.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Any
+
+from gpuprof.snapshots.names import clean
+
+MAX_MANGLED = 4096  # bytes; longer names are shown as they are
+MAX_SHOWN = 512
+_SHORT_ARGUMENTS = 12
+
+# What GCC and LLVM append to the name of a part or a copy of a function.
+_SUFFIX = re.compile(
+    r"(?:\.(?:cold|part|constprop|isra|lto_priv|localalias|llvm|specialized|clone|resolver)(?:\.\d+)*)+$"
+)
+_RUST_LEGACY = re.compile(r"^_ZN.*17h[0-9a-f]{16}E$")
+_FORTRAN = re.compile(r"^__([a-z0-9_]+)_MOD_([a-z0-9_]+)$")
+_OPERATOR = re.compile(
+    r"operator(?:\s*(?:\(\)|\[\]|<=>|<<=|>>=|->\*|->|<<|>>|<=|>=|<|>)|\s+(?:new|delete)(?:\[\])?)(?=[\s(<]|$)"
+)
+_WORDS_BEFORE = (
+    "non-virtual thunk to ",
+    "virtual thunk to ",
+    "guard variable for ",
+    "covariant return thunk to ",
+)
+
+
+def display_name(raw: bytes) -> str:
+    """The name of a function for display, from the bytes of a symbol table. Never raises."""
+    name = raw[: MAX_MANGLED + 1].decode("utf-8", "backslashreplace")
+    if len(raw) <= MAX_MANGLED:
+        name = _SUFFIX.sub("", name.partition("@")[0] or name)
+        if name.startswith("_R") or _RUST_LEGACY.match(name):
+            name = _demangle_rust(name)
+        elif name.startswith(("_Z", "__Z", "___Z")):
+            name = fold(_demangle_cpp(name))
+        elif (fortran := _FORTRAN.match(name)) is not None:
+            name = f"{fortran[1]}::{fortran[2]}"
+    return clean(name, MAX_SHOWN)
+
+
+def fold(name: str) -> str:
+    """A demangled C++ name without parameters and return type, long template arguments as <…>."""
+    if "<" not in name and "(" not in name:
+        return name
+    for words in _WORDS_BEFORE:
+        name = name.removeprefix(words)
+    parts: list[str] = []  # of the current nesting level
+    outer: list[tuple[str, list[str]]] = []  # (bracket, parts of the level around it)
+    at, size = 0, len(name)
+    while at < size:
+        char = name[at]
+        if char == "o" and (operator := _OPERATOR.match(name, at)) is not None and _starts_word(name, at):
+            parts.append(operator[0].replace(" ", "\0"))  # kept together when the return type is cut
+            at = operator.end()
+            continue
+        if char in "(<":
+            if name.startswith("(anonymous namespace)", at):
+                parts.append("(anonymous\0namespace)")
+                at += len("(anonymous namespace)")
+                continue
+            outer.append((char, parts))
+            parts = []
+        elif char == ">" and outer and outer[-1][0] == "<":
+            inside = "".join(parts)
+            parts = outer.pop()[1]
+            inside = inside if len(inside) <= _SHORT_ARGUMENTS else "…"
+            parts.append(f"<{inside}>".replace(" ", "\0"))
+        elif char == ")" and outer and outer[-1][0] == "(":
+            parts = outer.pop()[1]
+        else:
+            parts.append(char)
+        at += 1
+    if outer:
+        return name  # brackets that do not match: not a name this knows how to read
+    return _without_return_type("".join(parts)).replace("\0", " ")
+
+
+def _without_return_type(name: str) -> str:
+    for suffix in (" &&", " &", " const", " volatile"):
+        name = name.removesuffix(suffix)
+    name = re.sub(r" \[clone [^\]]*\]", "", name).rstrip()
+    if (at := name.rfind("operator ")) >= 0 and _starts_word(
+        name, at
+    ):  # a conversion, "operator bool": keep its type
+        head = name[:at].rpartition(" ")[2]
+        return head + name[at:]
+    return name.rpartition(" ")[2] or name
+
+
+def _starts_word(name: str, at: int) -> bool:
+    return at == 0 or not (name[at - 1].isalnum() or name[at - 1] == "_")
+
+
+def _demangle_cpp(name: str) -> str:
+    demangle = _cpp_demangler()
+    if demangle is None:
+        return name
+    try:
+        return str(demangle(name[name.index("_Z") :].encode()).decode("utf-8", "backslashreplace"))
+    except Exception:  # noqa: BLE001 - the library raises what it likes on a name that only looks mangled
+        return name
+
+
+def _demangle_rust(name: str) -> str:
+    try:
+        import rust_demangler
+
+        text = str(rust_demangler.demangle(name))
+    except Exception:  # noqa: BLE001 - as above, RecursionError included
+        return name
+    return re.sub(r"::h[0-9a-f]{16}$", "", text)
+
+
+@lru_cache(maxsize=1)
+def _cpp_demangler() -> Any:
+    """cxxfilt's demangleb; None where libstdc++ cannot be found. Imported late: it looks for the library by
+    running ldconfig.
+    """
+    try:
+        import cxxfilt
+
+        cxxfilt.demangleb(b"_Z1fv")
+    except Exception:  # noqa: BLE001 - a missing library must not cost the stacks
+        return None
+    return cxxfilt.demangleb

@@ -1,0 +1,198 @@
+"""Reads the shared-memory ring that the injection library writes in a profiled process; trusts nothing that is in it.
+
+Layout (bpf/inject/ring.h): a memfd named "gpuprof-ring", sealed against shrinking and growing; a header of 8192 bytes, then 2^17 slots of 64
+bytes. The process writes slots and advances `head`; this side reads up to `head` and advances `tail`. Holding a write lock on byte 0 through an
+open file description of its own is what tells the process to record; the kernel releases it however this process ends.
+
+The process may write anything anywhere at any time: positions are checked before use, slots are copied before they are looked at, and every field
+is validated by whoever uses it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuprof.snapshots.errors import GpuprofError
+from gpuprof.snapshots.names import clean
+
+NAME = "/memfd:gpuprof-ring"
+MAGIC = 0x31474E4946525047
+VERSION = 1
+HEADER_BYTES = 8192
+SLOT_BYTES = 64
+SLOTS = 1 << 17
+RING_BYTES = HEADER_BYTES + SLOTS * SLOT_BYTES
+DEVICES = 32
+TEXT = 256
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+_F_OFD_SETLK = 37
+
+_FACTS = struct.Struct("<QIIIIIIIIIIQQQQQQ")
+_UUIDS_AT = 96
+_MESSAGE_AT = _UUIDS_AT + 16 * DEVICES
+_LIBRARY_AT = _MESSAGE_AT + TEXT
+_HEAD_AT = 1152
+_TAIL_AT = 1216
+
+STATES = ("waiting", "recording", "detaching", "refused", "ended")
+
+KERNEL, MEMCPY, MEMSET, NAME_PART, CLOCK = 1, 2, 3, 4, 5
+
+WORK = np.dtype(
+    [
+        ("kind", "u1"), ("flags", "u1"), ("device", "<u2"), ("epoch", "<u4"), ("start", "<u8"), ("end", "<u8"),
+        ("correlation", "<u4"), ("stream", "<u4"), ("context", "<u4"), ("name", "<u4"), ("bytes", "<u8"), ("graph", "<u4"),
+        ("reserved", "<u4", (3,)),
+    ]
+)  # fmt: skip
+NAMES = np.dtype(
+    [
+        ("kind", "u1"), ("length", "u1"), ("reserved", "<u2"), ("epoch", "<u4"), ("id", "<u4"), ("offset", "<u4"),
+        ("total", "<u4"), ("text", "V44"),
+    ]
+)  # fmt: skip
+CLOCKS = np.dtype(
+    [
+        ("kind", "u1"), ("flags", "u1"), ("reserved", "<u2"), ("epoch", "<u4"), ("cupti_ns", "<u8"), ("mono_ns", "<u8"),
+        ("width_ns", "<u8"), ("rest", "V32"),
+    ]
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class RingFacts:
+    """What the header says at one moment; all of it the process's own claim."""
+
+    pid: int  # as the process sees itself, in its own pid namespace
+    epoch: int
+    state: str
+    cupti_version: int
+    launches: int
+    records: int
+    dropped: int
+    cupti_dropped: int
+    uuids: tuple[
+        str | None, ...
+    ]  # by the process's own device ordinal, as NVML writes them: GPU-xxxxxxxx-xxxx-...
+    message: str
+    library: str
+
+
+class GpuRing:
+    """One ring, mapped. `slots()` returns what was written since the last call, as an array of WORK rows (a copy)."""
+
+    def __init__(self, fd: int) -> None:
+        """Map the ring behind `fd` (an open file description of our own). GpuprofError when it is not a sound ring."""
+        self._fd = fd
+        check_file(fd)
+        self._map = mmap.mmap(fd, RING_BYTES, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        self._bytes: NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
+        self._words: NDArray[np.uint64] = self._bytes[:HEADER_BYTES].view(np.uint64)
+        self._slots: NDArray[Any] = self._bytes[HEADER_BYTES:].view(WORK)
+        magic, version, header, slot, slots = _FACTS.unpack_from(self._map, 0)[:5]
+        if (magic, version, header, slot, slots) != (MAGIC, VERSION, HEADER_BYTES, SLOT_BYTES, SLOTS):
+            self.close()
+            raise GpuprofError(
+                f"the ring of a process has another layout (version {version}, not {VERSION})",
+                "Start the process again with the injection library of this gpuprof-tui.",
+            )
+        # What was written before we came belongs to nobody: kernels whose launches were not seen.
+        self._tail = int(self._words[_HEAD_AT // 8])
+        self._words[_TAIL_AT // 8] = self._tail
+        self.overruns = 0
+
+    def lock(self) -> bool:
+        """Tell the process that a sampler listens. False when another sampler does already."""
+        request = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
+        try:
+            fcntl.fcntl(self._fd, _F_OFD_SETLK, request)
+        except (BlockingIOError, PermissionError):
+            return False
+        return True
+
+    def facts(self) -> RingFacts:
+        """Return the header as it is now."""
+        (
+            _,
+            _,
+            _,
+            _,
+            _,
+            pid,
+            epoch,
+            state,
+            version,
+            _,
+            devices,
+            _,
+            launches,
+            records,
+            dropped,
+            cupti_dropped,
+            _,
+        ) = _FACTS.unpack_from(self._map, 0)
+        raw = self._map[_UUIDS_AT : _UUIDS_AT + 16 * DEVICES]
+        uuids = tuple(_uuid(raw[16 * i : 16 * i + 16]) for i in range(min(devices, DEVICES)))
+        return RingFacts(
+            pid, epoch, STATES[state] if state < len(STATES) else "unknown", version, launches, records, dropped, cupti_dropped,
+            uuids, self._text(_MESSAGE_AT), self._text(_LIBRARY_AT),
+        )  # fmt: skip
+
+    def _text(self, at: int) -> str:
+        raw = self._map[at : at + TEXT].split(b"\0", 1)[0]
+        return clean(raw) if raw else ""
+
+    def slots(self, limit: int = SLOTS) -> NDArray[Any]:
+        """Return up to `limit` new slots, oldest first, as a copy of dtype WORK; the room they took is free again."""
+        head = int(self._words[_HEAD_AT // 8])
+        waiting = (head - self._tail) & 0xFFFF_FFFF_FFFF_FFFF
+        if waiting > SLOTS:  # no writer of ours does that: start afresh from where it says it is
+            self.overruns += 1
+            self._tail = head
+            self._words[_TAIL_AT // 8] = head
+            return np.empty(0, WORK)
+        count = min(waiting, limit)
+        first = self._tail & (SLOTS - 1)
+        part = self._slots[first : first + count].copy()
+        if len(part) < count:
+            part = np.concatenate([part, self._slots[: count - len(part)]])
+        self._tail = (self._tail + count) & 0xFFFF_FFFF_FFFF_FFFF
+        self._words[_TAIL_AT // 8] = self._tail
+        return part
+
+    def close(self) -> None:
+        """Unmap, and release the lock: the process detaches at its next launch."""
+        if self._fd >= 0:
+            del self._bytes, self._words, self._slots
+            self._map.close()
+            os.close(self._fd)
+            self._fd = -1
+
+
+def check_file(fd: int) -> None:
+    """GpuprofError unless `fd` is a memfd of the right size that nobody can shrink (a shrunk mapping kills its reader by SIGBUS)."""
+    try:
+        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+        size = os.fstat(fd).st_size
+    except OSError as error:
+        raise GpuprofError(f"the ring of a process is not a memfd: {error.strerror}") from None
+    if seals & SEALS != SEALS or size != RING_BYTES:
+        raise GpuprofError(
+            f"the ring of a process is not sound (size {size}, seals {seals:#x}); it was not mapped",
+            "A process that is not profiled by gpuprof-tui made it, or its library is of another version.",
+        )
+
+
+def _uuid(raw: bytes) -> str | None:
+    if not any(raw):
+        return None
+    text = raw.hex()
+    return f"GPU-{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"

@@ -1,0 +1,218 @@
+"""Follows processes for the stack reader: who they are, what they map, and their tables in the kernel.
+
+Driven by control messages and by the samples themselves; a process that nobody samples costs nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+
+from gpuprof.bpf.records import ControlMessage, MessageReason
+from gpuprof.sampler.frame_ids import FrameIds
+from gpuprof.sampler.maps import read_maps
+from gpuprof.sampler.process_stacks import ProcessStacks
+from gpuprof.sampler.processes import NS_PER_TICK, cpu_ticks, describe, start_time_ns, user_name
+from gpuprof.sampler.python_runtime import PythonLayout, UnsupportedPython, find_python, has_python
+from gpuprof.sampler.symbol_store import SymbolStore
+from gpuprof.sampler.unwind_tables import UnwindTables
+from gpuprof.snapshots.frames import ProcessDef
+from gpuprof.snapshots.names import clean
+
+PURGE_AFTER_EXIT_NS = 2 * 10**9  # samples of a process are read at most a tick after its exit
+IDLE_CHECK_NS = 30 * 10**9  # a process without samples for this long is looked at whether it is still there
+EXPIRE_NS = 60 * 10**9
+PYTHON_RETRY_NS = (50_000_000, 200_000_000, 1_000_000_000, 5_000_000_000)
+FIRST_SCAN_NS = 300_000_000  # spent before sampling begins on the busiest processes
+
+
+class ProcessFollower:
+    """The known processes. Not thread-safe: used by the stack reader's thread."""
+
+    def __init__(self, tables: UnwindTables, ids: FrameIds, symbols: SymbolStore) -> None:
+        self._tables = tables
+        self._symbols = symbols
+        self._ids = ids
+        self._processes: dict[int, ProcessStacks] = {}
+        self._exited: list[ProcessStacks] = []
+        self._python_due: dict[int, tuple[int, int]] = {}  # pid -> (when, attempts so far)
+        self._next_expiry_ns = time.monotonic_ns() + EXPIRE_NS
+        self.unsupported: dict[str, int] = {}  # words for the status -> pid
+
+    def publish_running(self, budget_ns: int = FIRST_SCAN_NS) -> None:
+        """Publish the processes that used most CPU time so far, for as long as the budget lasts."""
+        deadline = time.monotonic_ns() + budget_ns
+        busy = []
+        for name in os.listdir("/proc"):
+            if name.isdigit() and int(name) != os.getpid():
+                ticks = cpu_ticks(int(name))
+                if ticks:
+                    busy.append((ticks, int(name)))
+        for _, pid in sorted(busy, reverse=True):
+            if time.monotonic_ns() >= deadline:
+                return
+            self._publish(pid)
+
+    def handle(self, messages: Iterable[ControlMessage]) -> None:
+        """Do what the kernel side asks for. Several messages of one process are one piece of work."""
+        wanted: dict[int, None] = {}
+        for message in messages:
+            pid, reason = message.pid, message.reason
+            if reason == MessageReason.EXIT:
+                wanted.pop(pid, None)
+                self._exit(pid)
+            elif reason == MessageReason.EXEC:
+                wanted.pop(pid, None)
+                self._tables.forget(pid)
+                self._leave(pid)
+            elif reason == MessageReason.FORK:
+                self._fork(pid, message.address)
+            elif reason in {MessageReason.NEW_PROCESS, MessageReason.UNKNOWN_MAPPING}:
+                wanted[pid] = None
+            elif reason == MessageReason.NO_PYTHON_THREAD:
+                self._python_due.setdefault(pid, (0, 0))
+        for pid in wanted:
+            self._publish(pid)
+        self._retry_python()
+
+    def get(self, pid: int, start_ns: int, uid: int, comm: bytes) -> ProcessStacks:
+        """The process that a sample names; made up from the sample when it is gone already."""
+        start_ns -= start_ns % NS_PER_TICK
+        process = self._processes.get(pid)
+        if process is not None and process.start_ns == start_ns:
+            return process
+        for process in self._exited:
+            if process.pid == pid and process.start_ns == start_ns:
+                return process
+        definition = describe(pid)
+        if definition is None or definition.start_ns != start_ns:
+            definition = _from_sample(pid, start_ns, uid, comm)
+            process = self._new(definition)
+            process.gone_ns = time.monotonic_ns()
+            self._exited.append(process)
+            return process
+        self._leave(pid)
+        process = self._processes[pid] = self._new(definition)
+        return process
+
+    def tidy(self, now_ns: int) -> None:
+        """Let go of processes that are gone, and of what may be out of date; call it about once a second."""
+        keep = []
+        for process in self._exited:
+            if process.gone_ns is not None and now_ns - process.gone_ns > PURGE_AFTER_EXIT_NS:
+                process.close()
+            else:
+                keep.append(process)
+        self._exited = keep
+        for pid, process in list(self._processes.items()):
+            if now_ns - process.last_seen_ns > IDLE_CHECK_NS:
+                process.last_seen_ns = now_ns
+                if start_time_ns(pid) != process.start_ns:
+                    self._exit(pid)
+        if now_ns >= self._next_expiry_ns:
+            self._next_expiry_ns = now_ns + EXPIRE_NS
+            for process in self._processes.values():
+                process.expire()
+                definition = describe(process.pid)
+                if definition is not None and definition.start_ns == process.start_ns:
+                    process.definition = definition
+        self._symbols.trim()
+
+    def reset(self, ids: FrameIds) -> None:
+        """A new set of frame ids begins."""
+        self._ids = ids
+        for process in [*self._processes.values(), *self._exited]:
+            process.reset(ids)
+
+    def all(self) -> Iterable[ProcessStacks]:
+        """The processes that are known, with those that exited a moment ago."""
+        return [*self._processes.values(), *self._exited]
+
+    def close(self) -> None:
+        """Give back all descriptors."""
+        for process in self.all():
+            process.close()
+        self._symbols.close()
+
+    def _new(self, definition: ProcessDef) -> ProcessStacks:
+        process = ProcessStacks(definition.pid, definition.start_ns, definition, self._ids, self._symbols)
+        process.last_seen_ns = time.monotonic_ns()
+        return process
+
+    def _publish(self, pid: int) -> None:
+        """Read a process's mappings and hand them to the kernel."""
+        definition = describe(pid)
+        if definition is None:
+            return
+        mappings = read_maps(pid)
+        if not mappings:  # a kernel thread, or gone
+            return
+        process = self._processes.get(pid)
+        if process is None or process.start_ns != definition.start_ns:
+            self._leave(pid)
+            process = self._processes[pid] = self._new(definition)
+        process.definition = definition
+        python = process.python
+        if python is None or list(mappings) != list(process.mappings):
+            python = self._find_python(process, pid, mappings)
+        if start_time_ns(pid) != definition.start_ns:
+            return  # another process has the pid by now
+        self._tables.publish(pid, mappings, python)
+        process.set_mappings(mappings, python)
+        for mapping in mappings:
+            self._symbols.hold(pid, mapping)
+
+    def _find_python(self, process: ProcessStacks, pid: int, mappings: list) -> PythonLayout | None:  # type: ignore[type-arg]
+        try:
+            python = find_python(pid, mappings)
+        except UnsupportedPython as error:
+            process.unsupported_python = str(error)
+            self.unsupported.setdefault(str(error), pid)
+            self._python_due.pop(pid, None)
+            return None
+        if python is None and has_python(mappings):
+            self._python_due.setdefault(pid, (time.monotonic_ns() + PYTHON_RETRY_NS[0], 1))
+        else:
+            self._python_due.pop(pid, None)
+        return python
+
+    def _retry_python(self) -> None:
+        """Interpreters that had not started up when they were looked at."""
+        if not self._python_due:
+            return
+        now_ns = time.monotonic_ns()
+        for pid, (due_ns, attempts) in list(self._python_due.items()):
+            if now_ns < due_ns:
+                continue
+            if attempts >= len(PYTHON_RETRY_NS) or pid not in self._processes:
+                del self._python_due[pid]
+                continue
+            self._python_due[pid] = (now_ns + PYTHON_RETRY_NS[attempts], attempts + 1)
+            self._publish(pid)
+
+    def _fork(self, pid: int, parent_pid: int) -> None:
+        definition = describe(pid)
+        parent = self._processes.get(parent_pid)
+        if definition is None or parent is None or not self._tables.fork(pid):
+            return
+        self._leave(pid)
+        process = self._processes[pid] = self._new(definition)
+        process.inherit(parent)
+
+    def _exit(self, pid: int) -> None:
+        self._tables.forget(pid)
+        self._leave(pid)
+
+    def _leave(self, pid: int) -> None:
+        """The process is gone or became another program; samples of what it was may still come."""
+        process = self._processes.pop(pid, None)
+        self._python_due.pop(pid, None)
+        if process is not None:
+            process.gone_ns = time.monotonic_ns()
+            self._exited.append(process)
+
+
+def _from_sample(pid: int, start_ns: int, uid: int, comm: bytes) -> ProcessDef:
+    name = clean(comm, 64)
+    return ProcessDef(pid=pid, start_ns=start_ns, name=name, cmdline="", user=user_name(uid), uid=uid, ppid=0)

@@ -1,0 +1,126 @@
+"""Which sources this sampler has: each is made and started in its own try, in the order in which people miss
+them.
+
+NVML and the host's readings come first, since charts should move at once; CPU stacks last, since compiling
+and loading the BPF programs takes seconds. What cannot start is replaced by a `Failed` that says why and
+what to do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+
+from gpuprof.sampler.status import Failed, Source
+from gpuprof.snapshots.errors import GpuprofError
+from gpuprof.snapshots.history import History
+
+
+class Sources:
+    """All sources of one history. `start` runs in a thread of its own and may take seconds; the rest is
+    quick."""
+
+    def __init__(self, history: History, options: argparse.Namespace, *, privileged: bool) -> None:
+        self._history = history
+        self._options = options
+        self._privileged = privileged
+        self._lock = threading.Lock()
+        self._stopped = False
+        self._unsettled = 1
+        self._by_name: dict[str, Source] = {}
+        for name, wanted in (("nvml", options.nvml), ("processes", True), ("cpu", options.cpu)):
+            state = "starting" if wanted else "off"
+            self._by_name[name] = Failed(name, "" if wanted else "switched off", state=state)
+
+    @property
+    def settled(self) -> bool:
+        """True once every source has started or failed to."""
+        return self._unsettled == 0
+
+    def all(self) -> list[Source]:
+        """The sources, and stand-ins for those that are starting, off or failed."""
+        with self._lock:
+            return list(self._by_name.values())
+
+    def bpf_run_ns(self) -> int | None:
+        """Time inside the BPF programs so far; None where the kernel does not count it."""
+        with self._lock:
+            counted = getattr(self._by_name["cpu"], "bpf_run_ns", None)
+        value = counted() if callable(counted) else counted
+        return value if isinstance(value, int) else None
+
+    def start(self) -> None:
+        """Start all of them side by side, without waiting. Never raises."""
+        makers: list[tuple[str, Callable[[], Source]]] = [("processes", self._make_host)]
+        if self._options.nvml:
+            makers.append(("nvml", self._make_gpus))
+        if self._options.cpu:
+            makers.append(("cpu", self._make_stacks))
+        self._unsettled = len(makers)
+        for name, make in makers:
+            threading.Thread(target=self._start, args=(name, make), name=f"start-{name}", daemon=True).start()
+
+    def stop(self, seconds: float) -> None:
+        """Stop all of them side by side; one that hangs is left behind after `seconds`."""
+        with self._lock:
+            self._stopped = True
+            sources = list(self._by_name.values())
+        stopping = [threading.Thread(target=_stop_quietly, args=(source,), daemon=True) for source in sources]
+        for thread in stopping:
+            thread.start()
+        deadline = time.monotonic() + seconds
+        for thread in stopping:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _start(self, name: str, make: Callable[[], Source]) -> None:
+        try:
+            source = make()
+            source.start()
+        except GpuprofError as error:
+            source = Failed(name, error.message, error.hint)
+        except Exception as error:  # noqa: BLE001
+            traceback.print_exc(file=sys.stderr)
+            source = Failed(name, f"{type(error).__name__}: {error}", "please report this")
+        with self._lock:
+            self._by_name[name] = source
+            self._unsettled -= 1
+            stopped = self._stopped
+        if stopped:
+            _stop_quietly(source)
+
+    def _make_gpus(self) -> Source:
+        from gpuprof.sampler.gpu_reader import GpuReader
+
+        return GpuReader(self._history)
+
+    def _make_host(self) -> Source:
+        from gpuprof.sampler.host_reader import HostReader
+
+        return HostReader(self._history, self._gpu_pids)
+
+    def _make_stacks(self) -> Source:
+        if not self._privileged:
+            command = self._options.command
+            hint = f"sudo {shlex.quote(command)}" if command else "start it with sudo"
+            raise GpuprofError("CPU stacks need root, or CAP_BPF and CAP_PERFMON", hint)
+        from gpuprof.bpf.programs import StackPrograms
+        from gpuprof.sampler.cpu_stacks import CpuStacks
+
+        return CpuStacks(self._history, StackPrograms.load(self._options.hz))
+
+    def _gpu_pids(self) -> set[int]:
+        with self._lock:
+            pids = getattr(self._by_name["nvml"], "pids", None)
+        return set(pids()) if callable(pids) else set()
+
+
+def _stop_quietly(source: Source) -> None:
+    try:
+        source.stop()
+    except Exception:  # noqa: BLE001
+        traceback.print_exc(file=sys.stderr)

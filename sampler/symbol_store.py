@@ -1,0 +1,62 @@
+"""The symbol tables in use, by binary: opened while a process that maps the file lives, read at the first lookup.
+
+Bounded in number (each holds a descriptor) and memory; the least recently used is let go and is opened again when needed.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+
+from gpuprof.sampler.maps import Mapping, open_mapping
+from gpuprof.sampler.symbols import BinarySymbols
+
+MAX_BINARIES = 384
+MAX_ARRAY_BYTES = 24 << 20
+
+
+class SymbolStore:
+    """BinarySymbols by Mapping.key. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._binaries: OrderedDict[Hashable, BinarySymbols] = OrderedDict()
+
+    def hold(self, pid: int, mapping: Mapping) -> None:
+        """Open the binary now, so that it can be read after the process is gone."""
+        if mapping.key is not None and mapping.key not in self._binaries:
+            self._open(pid, mapping)
+
+    def get(self, pid: int, mapping: Mapping) -> BinarySymbols | None:
+        """The symbols of a mapped file; None when it cannot be opened (any more)."""
+        binary = self._binaries.get(mapping.key)
+        if binary is None:
+            binary = self._open(pid, mapping)
+        else:
+            self._binaries.move_to_end(mapping.key)
+        return binary
+
+    def trim(self) -> None:
+        """Let go of what is over the limits; call it now and then."""
+        total = sum(binary.nbytes for binary in self._binaries.values())
+        while self._binaries and (len(self._binaries) > MAX_BINARIES or total > MAX_ARRAY_BYTES):
+            if len(self._binaries) == 1:
+                break
+            _, binary = self._binaries.popitem(last=False)
+            total -= binary.nbytes
+            binary.close()
+
+    def close(self) -> None:
+        """Close all files."""
+        for binary in self._binaries.values():
+            binary.close()
+        self._binaries.clear()
+
+    def _open(self, pid: int, mapping: Mapping) -> BinarySymbols | None:
+        try:
+            fd = open_mapping(pid, mapping)
+        except OSError:
+            return None
+        binary = self._binaries[mapping.key] = BinarySymbols(fd, mapping.name)
+        if len(self._binaries) > MAX_BINARIES:
+            self._binaries.popitem(last=False)[1].close()
+        return binary

@@ -1,0 +1,268 @@
+"""Reads a snapshot file back into a history: all of it, or whatever is left of it with a sentence about what
+is not.
+
+Nothing in the file is believed: sizes are bounded before anything is allocated, every chunk is checked, and
+after a damaged one reading goes on at the next chunk marker.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO
+
+import msgpack
+
+from gpuprof.snapshots import chunks
+from gpuprof.snapshots.chunks import ChunkHeader
+from gpuprof.snapshots.errors import FileError, FrameError
+from gpuprof.snapshots.frames import Frame, Hello
+from gpuprof.snapshots.history import History
+from gpuprof.snapshots.ingest import check_version
+from gpuprof.snapshots.names import clean
+
+MAX_FILE_RAW_BYTES = 1 << 30  # of all chunks together, unpacked
+MAX_CHUNKS = 1 << 20
+_HISTORY_BYTES = 4 << 30  # a file is shown whole; MAX_FILE_RAW_BYTES is what bounds it
+_SCAN_BYTES = 1 << 20
+
+_FOREIGN = (
+    (b"\x1f\x8b", "gzip data"),
+    (b"\x28\xb5\x2f\xfd", "zstd data"),
+    (b"PERFILE2", "data of perf record"),
+    (b"SQLite format 3", "an SQLite database"),
+    (b"PK\x03\x04", "a zip archive"),
+    (b"\x7fELF", "a program"),
+    (b"{", "JSON"),
+    (b"[", "JSON"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A snapshot: its history, and in words what of it could not be read (None: nothing is missing)."""
+
+    history: History
+    damage: str | None
+
+
+@dataclass(slots=True)
+class _Findings:
+    """What was read and what was not."""
+
+    history: History | None = None
+    whole: int = 0  # data chunks that were read
+    raw_bytes: int = 0
+    lost: list[tuple[int, int, str]] = field(default_factory=list)  # start_ns, end_ns, why
+    skipped_bytes: int = 0  # that belong to no chunk
+    cut: ChunkHeader | None = None  # the chunk that the file ends within
+    index: list[list[int]] | None = None
+    closed: bool = False
+    too_large: bool = False
+
+
+def read_snapshot(path: str | os.PathLike[str]) -> Opened:
+    """Read a snapshot file. FileError when it is not one or nothing in it can be read; damage is reported in
+    words.
+    """
+    name = clean(os.fspath(path), 200)
+    with _opened(os.fspath(path), name) as file:
+        size = os.fstat(file.fileno()).st_size
+        _check_header(file, name, size)
+        findings = _Findings()
+        try:
+            _read_chunks(file, findings)
+        except OSError as error:
+            raise FileError(f"cannot read {name}: {error.strerror}") from error
+    if findings.history is None:
+        if findings.lost:
+            hint = f"Its first chunk cannot be used: {findings.lost[0][2]}."
+        else:
+            hint = "It was cut before the first chunk was written: record it again."
+        raise FileError(f"nothing in {name} can be read", hint)
+    findings.history.damage = _damage(findings)
+    return Opened(findings.history, findings.history.damage)
+
+
+def _opened(path: str, name: str) -> BinaryIO:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    except FileNotFoundError as error:
+        raise FileError(f"there is no file {name}", "Is the name right?") from error
+    except PermissionError as error:
+        raise FileError(f"{name} may not be read by you", "Ask its owner, or copy it as root.") from error
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "that is not a file name"
+        raise FileError(f"cannot open {name}: {reason}") from error
+    mode = os.fstat(fd).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(fd)
+        what = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
+        raise FileError(f"{name} is {what}", "Give the name of a .gpuprof file.")
+    return os.fdopen(fd, "rb")
+
+
+def _check_header(file: BinaryIO, name: str, size: int) -> None:
+    if not size:
+        raise FileError(
+            f"{name} is empty", "The recording was stopped before anything was written: record it again."
+        )
+    head = file.read(chunks.FILE_HEADER.size)
+    if head[:12] != chunks.FILE_MAGIC:
+        if chunks.FILE_MAGIC.startswith(head):
+            raise FileError(
+                f"{name} was cut after {size} bytes", "Nothing is left of it: record or copy it again."
+            )
+        if b"GPUPROF" in head[:12]:
+            hint = "It was copied as text, which changes line ends: copy it again in binary mode."
+            raise FileError(f"{name} was damaged in a transfer", hint)
+        what = next((what for magic, what in _FOREIGN if head.lstrip().startswith(magic)), "")
+        hint = f"It looks like {what}." if what else "It may be another program's, or damaged at its start."
+        raise FileError(f"{name} is not a gpuprof snapshot", hint)
+    if len(head) < chunks.FILE_HEADER.size:
+        raise FileError(
+            f"{name} was cut after {size} bytes", "Nothing is left of it: record or copy it again."
+        )
+    _, version, _ = chunks.FILE_HEADER.unpack(head)
+    if version > chunks.FILE_VERSION:
+        raise FileError(f"{name} was written by a newer gpuprof-tui", "Update gpuprof-tui here to read it.")
+
+
+# ----------------------------------------------------------------------------------------------------- chunks
+
+
+def _read_chunks(file: BinaryIO, findings: _Findings) -> None:
+    for _ in range(MAX_CHUNKS):
+        at = file.tell()
+        head = file.read(chunks.HEADER_BYTES)
+        if not head:
+            return
+        header = chunks.parse_header(head)
+        if header is None:
+            if chunks.parse_trailer(head) is not None:
+                findings.closed = True
+                return
+            if not _seek_marker(file, at + 1, findings):
+                return
+            findings.skipped_bytes += file.tell() - at
+            continue
+        stored = file.read(header.stored_bytes) if header.stored_bytes <= chunks.MAX_RAW_BYTES else b""
+        if len(stored) < header.stored_bytes:
+            findings.cut = header
+            file.seek(at + chunks.HEADER_BYTES)
+            if not _seek_marker(file, at + chunks.HEADER_BYTES, findings):
+                return
+            findings.lost.append((header.start_ns, header.end_ns, "it is larger than the file"))
+            findings.cut = None
+            continue
+        if findings.raw_bytes + header.raw_bytes > MAX_FILE_RAW_BYTES:
+            findings.too_large = True
+            return
+        try:
+            _take_chunk(header, stored, findings)
+        except FrameError as error:
+            if header.kind == chunks.DATA:
+                findings.lost.append((header.start_ns, header.end_ns, error.message))
+            # the length may be what is wrong: should no chunk follow here, look for one from the marker on
+            after = file.tell()
+            if not file.read(1).startswith(chunks.MARKER[:1]):
+                _seek_marker(file, at + 1, findings)
+            else:
+                file.seek(after)
+
+
+def _take_chunk(header: ChunkHeader, stored: bytes, findings: _Findings) -> None:
+    raw = chunks.unpack_body(header, stored)
+    if header.kind == chunks.INDEX:
+        findings.index = _parse_index(raw)
+        return
+    if header.kind != chunks.DATA:
+        return  # of a later version
+    findings.raw_bytes += header.raw_bytes
+    frames: list[Frame] = list(chunks.unpack_frames(raw))
+    hello = frames[0] if frames else None
+    if not isinstance(hello, Hello):
+        raise FrameError("it does not begin with a hello")
+    check_version(hello)
+    history = findings.history
+    if history is None:
+        history = History(hello, max_bytes=_HISTORY_BYTES, max_age_ns=None)
+    for frame in frames:
+        history.ingest(frame)
+    findings.history = history  # only now: a first chunk that cannot be used leaves nothing behind
+    findings.whole += 1
+
+
+def _seek_marker(file: BinaryIO, at: int, findings: _Findings) -> bool:
+    """Move to the next chunk marker or to the trailer, from `at` on; False (at the end) when there is
+    none.
+    """
+    keep = len(chunks.MARKER) - 1
+    file.seek(at)
+    tail = b""
+    while block := file.read(_SCAN_BYTES):
+        window = tail + block
+        start = file.tell() - len(window)
+        for marker in (chunks.MARKER, chunks.TRAILER_MARKER):
+            found = window.find(marker)
+            if found >= 0:
+                file.seek(start + found)
+                return True
+        tail = window[-keep:]
+    findings.skipped_bytes += file.tell() - at
+    return False
+
+
+def _parse_index(raw: bytes) -> list[list[int]]:
+    try:
+        index: Any = msgpack.unpackb(raw, max_array_len=MAX_CHUNKS)
+    except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
+        raise FrameError("the index cannot be read") from error
+    well = isinstance(index, list) and all(
+        isinstance(entry, list) and len(entry) == 6 and all(type(number) is int for number in entry)
+        for entry in index
+    )
+    if not well:
+        raise FrameError("the index cannot be read")
+    found: list[list[int]] = index
+    return found
+
+
+# ----------------------------------------------------------------------------------------------------- damage
+
+
+def _damage(findings: _Findings) -> str | None:
+    """Say in one or more sentences what is missing; None when nothing is."""
+    history = findings.history
+    assert history is not None
+    origin = history.span[0]
+    total = len(findings.index) if findings.index is not None else None
+    of_total = f" of {total}" if total is not None else ""
+    said: list[str] = []
+    for start_ns, end_ns, why in findings.lost[:3]:
+        span = f"{_seconds(start_ns - origin)} to {_seconds(end_ns - origin)}"
+        said.append(f"the part from {span} is missing: a chunk{of_total} is damaged ({why})")
+    if len(findings.lost) > 3:
+        said.append(f"{len(findings.lost) - 3} more chunks are damaged")
+    if findings.cut is not None and findings.cut.kind == chunks.DATA:
+        length = _seconds(findings.cut.end_ns - findings.cut.start_ns)
+        count = findings.whole + len(findings.lost) + 1
+        said.append(f"the last {length} are missing: the file was cut within chunk {count}")
+    elif findings.too_large:
+        said.append(
+            f"only its first {_seconds(history.span[1] - origin)} are shown: it unpacks to more than 1 GiB"
+        )
+    elif total is not None and not findings.lost and findings.whole < total:
+        said.append(f"{total - findings.whole} of {total} chunks are missing")
+    elif total is not None and findings.skipped_bytes and not findings.lost:
+        said.append("some bytes between its chunks are damaged; no chunk is missing")
+    elif not findings.closed:
+        said.append(
+            f"it was not closed: what came after its first {_seconds(history.span[1] - origin)} is missing"
+        )
+    return "; ".join(said) or None
+
+
+def _seconds(ns: int) -> str:
+    return f"{ns / 1e9:.1f} s"

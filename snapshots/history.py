@@ -1,0 +1,348 @@
+"""The columnar history: everything that was measured, bounded in memory and time, asked for any range.
+
+The sampler fills one; a snapshot file and a remote stream are read back into one. Rows refer to a generation
+of intern tables, which is kept for as long as rows of it are. Queries take references under the lock and
+compute outside it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from gpuprof.snapshots import compact, cursor, fold
+from gpuprof.snapshots.columns import Array, RowLog, Rows
+from gpuprof.snapshots.cursor import MAX_LAG_NS, Cursor
+from gpuprof.snapshots.errors import EXIT_USAGE, GpuprofError
+from gpuprof.snapshots.frames import Clock, Frame, Gpus, Hello, Query, SeriesDef, Status, Tree
+from gpuprof.snapshots.ingest import Ingest
+from gpuprof.snapshots.tables import Tables, TablesView
+
+SAMPLE_COLUMNS = {"time_ns": "<u8", "cpu": "<u2", "thread": "<u4", "stack": "<u4"}
+READING_COLUMNS = {"series": "<u4", "start_ns": "<u8", "end_ns": "<u8", "value": "<f8"}
+DEFAULT_MAX_BYTES = 64 << 20
+DEFAULT_MAX_AGE_NS = 3600 * 10**9
+MAX_SERIES = 1 << 14
+MAX_CLOCKS = 64
+
+_TREES = {"cpu": "CPU samples", "gpu": "GPU time", "idle": "GPU idle time", "offcpu": "off-CPU time"}
+
+
+class History:
+    """Readings, samples and what they refer to. Every method may be called from any thread.
+
+    `max_bytes` bounds rows and tables together, `max_age_ns` the age of rows against the newest one (None:
+    no bound); the oldest blocks of rows are dropped first. To intern and add samples, hold `lock` from the
+    first id that is taken of `tables` to `add_samples`, so that no generation begins in between.
+    """
+
+    def __init__(
+        self, hello: Hello, *, max_bytes: int = DEFAULT_MAX_BYTES, max_age_ns: int | None = DEFAULT_MAX_AGE_NS
+    ) -> None:
+        self.lock = threading.RLock()
+        self.hello = hello
+        self.tables = Tables(0)
+        self.clocks: list[Clock] = []
+        self.gpus: Gpus | None = None
+        self.status: Status | None = None
+        self.facts_version = 0  # grows with each clock, gpus and status that is set
+        self.samples = RowLog(SAMPLE_COLUMNS, start="time_ns", end="time_ns")
+        self.readings = RowLog(READING_COLUMNS, start="start_ns", end="end_ns")
+        self.series_defs: dict[int, SeriesDef] = {}
+        self.newest_ns = 0
+        self.damage: str | None = None  # what of a file could not be read, in words
+        self._versions = {"clock": 0, "gpus": 0, "status": 0}
+        self._series_ids: dict[tuple[str, str | None, int | None, int | None], int] = {}
+        self._next_series = 0
+        self._max_bytes = max_bytes
+        self._max_age_ns = max_age_ns
+        self._frozen_bytes = 0  # of the generations before the current one that rows still refer to
+        self._ingest = Ingest(self)
+
+    # ------------------------------------------------------------------------------------------------ writing
+
+    def roll_generation(self) -> Tables:
+        """Begin a new generation of tables and return it; every id of the old one is then void for new
+        rows.
+        """
+        with self.lock:
+            self.tables.freeze()
+            self.tables = Tables(self.tables.generation + 1)
+            self._count_frozen()
+            return self.tables
+
+    def add_samples(
+        self,
+        time_ns: ArrayLike,
+        cpu: ArrayLike,
+        thread: ArrayLike,
+        stack: ArrayLike,
+        *,
+        tables: Tables | None = None,
+    ) -> None:
+        """Add CPU stack samples, as equal-length columns with ids of the current generation (or of `tables`).
+
+        ValueError for ids that are not defined and for columns of different lengths.
+        """
+        columns = _columns(SAMPLE_COLUMNS, (time_ns, cpu, thread, stack))
+        if not len(columns["time_ns"]):
+            return
+        with self.lock:
+            tables = tables or self.tables
+            if columns["thread"].max() >= tables.thread_count or columns["stack"].max() >= tables.node_count:
+                raise ValueError("a sample refers to a thread or a stack that is not defined")
+            self.samples.add(columns, tables)
+            self._bound(int(columns["time_ns"].max()))
+
+    def series(
+        self, metric: str, *, gpu: str | None = None, pid: int | None = None, core: int | None = None
+    ) -> int:
+        """Return the id of the series of `metric` for one subject. Ids are stable and never used twice."""
+        key = (metric, gpu, pid, core)
+        with self.lock:
+            found = self._series_ids.get(key)
+            if found is None:
+                if len(self.series_defs) >= MAX_SERIES:
+                    self._forget_series()
+                found = self._next_series
+                self._next_series += 1
+                self._series_ids[key] = found
+                self.series_defs[found] = SeriesDef(found, metric, gpu, pid, core)
+            return found
+
+    def add_readings(
+        self, series: ArrayLike, start_ns: ArrayLike, end_ns: ArrayLike, value: ArrayLike
+    ) -> None:
+        """Add raw readings: equal-length columns of series ids, windows in ns (start == end: an instant) and
+        values.
+
+        ValueError for an unknown series, a window that ends before it starts, and columns of different
+        lengths.
+        """
+        columns = _columns(READING_COLUMNS, (series, start_ns, end_ns, value))
+        if not len(columns["series"]):
+            return
+        if (columns["end_ns"] < columns["start_ns"]).any():
+            raise ValueError("a reading ends before it starts")
+        with self.lock:
+            if columns["series"].max() >= self._next_series:
+                raise ValueError("a reading refers to a series that is not defined")
+            self.readings.add(columns)
+            self._bound(int(columns["end_ns"].max()))
+
+    def set_gpus(self, gpus: Gpus) -> None:
+        """Replace the list of devices."""
+        with self.lock:
+            self.gpus = gpus
+            self._note("gpus")
+
+    def set_clock(self, clock: Clock) -> None:
+        """Add a new pair of monotonic and wall-clock time (the wall clock was stepped)."""
+        with self.lock:
+            self.clocks = [*self.clocks[-(MAX_CLOCKS - 1) :], clock]
+            self._note("clock")
+
+    def set_status(self, status: Status) -> None:
+        """Replace the status of the sampler and its sources."""
+        with self.lock:
+            self.status = status
+            self._note("status")
+
+    def ingest(self, frame: Frame) -> None:
+        """Add what a frame of a stream or file holds, re-interned. FrameError when it contradicts the frames
+        before it.
+
+        Frames of one stream must come in their order; a Hello begins a new stream.
+        """
+        with self.lock:
+            self._ingest.take(frame)
+
+    def clear_rows(self) -> None:
+        """Drop all samples and readings; tables and series stay."""
+        with self.lock:
+            while len(self.samples):
+                self.samples.drop_oldest()
+            while len(self.readings):
+                self.readings.drop_oldest()
+            self._count_frozen()
+
+    # ------------------------------------------------------------------------------------------------ reading
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """The range [start, end) in ns that holds every row; empty at the hello's instant when there is
+        none.
+        """
+        with self.lock:
+            spans = [span for span in (self.samples.span(), self.readings.span()) if span is not None]
+        if not spans:
+            return self.hello.mono_ns, self.hello.mono_ns
+        return min(start for start, _ in spans), max(end for _, end in spans) + 1
+
+    @property
+    def samples_start_ns(self) -> int | None:
+        """Oldest instant that a query can still reach, None when there are no samples."""
+        with self.lock:
+            span = self.samples.span()
+        return None if span is None else span[0]
+
+    @property
+    def bytes_used(self) -> int:
+        """About how much memory rows and tables take."""
+        with self.lock:
+            return self.samples.nbytes + self.readings.nbytes + self.tables.nbytes + self._frozen_bytes
+
+    def wall_ns(self, mono_ns: int) -> int:
+        """Return the wall-clock time (ns since 1970) of a monotonic instant, by the last pair taken before
+        it.
+        """
+        with self.lock:
+            pair: Hello | Clock = self.hello
+            for clock in self.clocks:
+                if clock.mono_ns <= mono_ns:
+                    pair = clock
+        return pair.wall_ns + mono_ns - pair.mono_ns
+
+    def query(self, query: Query) -> Tree:
+        """Return the folded tree of a range. GpuprofError for a tree that is not known or not recorded
+        here.
+        """
+        if query.tree not in _TREES:
+            raise GpuprofError(
+                f"there is no tree named “{query.tree[:32]}”",
+                f"The trees are: {', '.join(_TREES)}.",
+                EXIT_USAGE,
+            )
+        if query.tree != "cpu":
+            raise GpuprofError(
+                f"no {_TREES[query.tree]} was recorded here", "The tree of CPU samples is --tree cpu."
+            )
+        return fold.cpu_tree(query, self.samples_between(query.start_ns, query.end_ns))
+
+    def samples_between(self, start_ns: int, end_ns: int) -> list[tuple[TablesView, Rows]]:
+        """Return the samples in [start_ns, end_ns), block by block, each with the tables that it refers
+        to.
+        """
+        with self.lock:
+            views: dict[int, TablesView] = {}
+            found: list[tuple[TablesView, Rows]] = []
+            for rows in self.samples.between(start_ns, end_ns):
+                tables: Tables = rows.tag
+                view = views.setdefault(tables.generation, tables.view())
+                found.append((view, rows))
+            return found
+
+    def readings_between(self, start_ns: int, end_ns: int) -> tuple[dict[int, SeriesDef], dict[str, Array]]:
+        """Return the readings that touch [start_ns, end_ns), as columns, and the definitions of all series
+        by id.
+        """
+        with self.lock:
+            parts = list(self.readings.between(start_ns, end_ns))
+            defs = dict(self.series_defs)
+        columns: dict[str, Array] = {
+            name: np.concatenate([rows.columns[name] for rows in parts]) if parts else np.empty(0, dtype)
+            for name, dtype in READING_COLUMNS.items()
+        }
+        return defs, columns
+
+    def frames_between(
+        self, start_ns: int, end_ns: int, *, level: str = "rows", by_end: bool = False
+    ) -> Iterator[Frame]:
+        """Return the frames of [start_ns, end_ns): Hello first, self-contained, definitions before what
+        needs them.
+
+        `level`: "rows", or "metrics" for no samples. With `by_end` a reading belongs to the range that its
+        window ends in, so that neighbouring ranges share none. The history is read at the call, not while
+        iterating.
+        """
+        with self.lock:
+            hello, clocks, gpus, status = self.hello, list(self.clocks), self.gpus, self.status
+            defs, readings = self.readings_between(start_ns - 1 if by_end else start_ns, end_ns)
+            samples = self.samples_between(start_ns, end_ns) if level == "rows" else []
+            current = self.tables.view()
+        if by_end:
+            ends = readings["end_ns"]
+            inside = (ends >= np.uint64(max(start_ns, 0))) & (ends < np.uint64(max(end_ns, 0)))
+            readings = {name: column[inside] for name, column in readings.items()}
+        facts: list[Frame] = [hello, *clocks, *([gpus] if gpus else []), *([status] if status else [])]
+        return compact.frames(facts, defs, readings, samples, current)
+
+    # ------------------------------------------------------------------------------------------------ cursors
+
+    def cursor(
+        self,
+        level: str = "metrics",
+        since_ns: int | None = None,
+        *,
+        max_lag_ns: int | None = MAX_LAG_NS,
+    ) -> Cursor:
+        """Return a cursor for one client: `level` "metrics" or "rows"; with `since_ns` it begins in the
+        past.
+        """
+        with self.lock:
+            return cursor.begin(self, level, since_ns, max_lag_ns)
+
+    def since(self, position: Cursor, max_bytes: int = 1 << 20) -> list[Frame]:
+        """Return what came after the cursor, about `max_bytes` at most, and move it on; [] when it is at the
+        end.
+
+        Definitions come before the rows that refer to them. Rows that a slow client can no longer get are
+        counted in the cursor's `dropped_samples` and `dropped_readings`.
+        """
+        with self.lock:
+            return cursor.advance(self, position, max_bytes)
+
+    def fact_versions(self) -> dict[str, int]:
+        """Return for clock, gpus and status the version at which each was last set (0: never)."""
+        return self._versions
+
+    # ----------------------------------------------------------------------------------------------- internal
+
+    def _note(self, fact: str) -> None:
+        self.facts_version += 1
+        self._versions[fact] = self.facts_version
+
+    def _bound(self, newest_ns: int) -> None:
+        """Drop the oldest blocks until age and memory are within their bounds; the newest block of each kind
+        stays.
+        """
+        self.newest_ns = max(self.newest_ns, newest_ns)
+        dropped = False
+        if self._max_age_ns is not None:
+            limit = self.newest_ns - self._max_age_ns
+            for log in (self.samples, self.readings):
+                while log.block_count > 1 and (log.oldest_ns() or 0) < limit:
+                    log.drop_oldest()
+                    dropped = True
+        while self.bytes_used > self._max_bytes:
+            logs = [log for log in (self.samples, self.readings) if log.block_count > 1]
+            if not logs:
+                break
+            min(logs, key=lambda log: log.oldest_ns() or 0).drop_oldest()
+            dropped = True
+            self._count_frozen()
+        if dropped:
+            self._count_frozen()
+
+    def _count_frozen(self) -> None:
+        self._frozen_bytes = sum(tables.nbytes for tables in self.samples.tags() if tables is not self.tables)
+
+    def _forget_series(self) -> None:
+        """Forget the series without readings; should all have some, the older half."""
+        parts = [rows.columns["series"] for rows in self.readings.between(0, 1 << 63)]
+        live = set(np.unique(np.concatenate(parts)).tolist()) if parts else set()
+        keep = {number: series for number, series in self.series_defs.items() if number in live}
+        if len(keep) >= MAX_SERIES // 2:
+            keep = dict(list(keep.items())[-MAX_SERIES // 2 :])
+        self.series_defs = keep
+        self._series_ids = {(s.metric, s.gpu, s.pid, s.core): number for number, s in keep.items()}
+
+
+def _columns(schema: dict[str, str], values: Sequence[Any]) -> dict[str, Array]:
+    return {
+        name: np.asarray(column, dtype) for (name, dtype), column in zip(schema.items(), values, strict=True)
+    }

@@ -1,0 +1,204 @@
+"""The answers as plain text and as JSON: what was recorded, what was lost, and the tree of a range.
+
+`json_report` is a public interface. Counts are always there, 0 when nothing was lost; other fields that do
+not apply are left out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from gpuprof.snapshots import tree as trees
+from gpuprof.snapshots.frames import FrameKind, Query, SourceStatus, Tree
+from gpuprof.snapshots.history import History
+from gpuprof.snapshots.names import clean, fit, width
+from gpuprof.snapshots.report_charts import gpu_charts, gpu_lines
+from gpuprof.snapshots.timerange import parse_range, wall_text
+
+__all__ = ["json_report", "json_text", "parse_range", "text_report"]
+
+TEXT_MIN_FRACTION = 0.005  # of the whole: what is smaller does not help a reader of plain text
+_DEFAULT_WIDTH = 100
+_BAR_CELLS = 12
+_BAR = " ▏▎▍▌▋▊▉█"
+
+
+# ------------------------------------------------------------------------------------------------------- JSON
+
+
+def json_report(history: History, query: Query) -> dict[str, Any]:
+    """Return the report as a nested dictionary. Use json_text to write it: a deep tree is too deep for
+    json.dumps.
+
+    GpuprofError for a tree that was not recorded.
+    """
+    tree = history.query(query)
+    nodes: list[dict[str, Any]] = []
+    for row in trees.rows(tree):
+        node: dict[str, Any] = {"name": row.name, "kind": row.kind.label}
+        if row.file:
+            node["file"] = row.file
+        if row.line:
+            node["line"] = row.line
+        if row.binary:
+            node["binary"] = row.binary
+        node["self"] = _number(row.self_weight)
+        node["total"] = _number(row.total_weight)
+        node["children"] = []
+        if row.index:
+            nodes[int(tree.parent[row.index])]["children"].append(node)
+        nodes.append(node)
+    return {
+        "host": history.hello.host,
+        "range_ns": [query.start_ns, query.end_ns],
+        "tree": tree.tree,
+        "unit": tree.unit,
+        "total": _number(float(tree.total_weight[0])),
+        "root": nodes[0],
+        "sources": [_source(source) for source in history.status.sources] if history.status else [],
+        "summary": tree.summary,
+    }
+
+
+def json_text(report: dict[str, Any]) -> str:
+    """Return a report as JSON text, however deep its tree is."""
+    parts: list[str] = []
+    todo: list[Any] = [report]  # dictionaries still to be written, and text to be copied
+    while todo:
+        item = todo.pop()
+        if isinstance(item, str):
+            parts.append(item)
+            continue
+        after: list[Any] = ["}"]
+        for number, (key, value) in reversed(list(enumerate(item.items()))):
+            comma = ", " if number else "{"
+            name = f"{comma}{json.dumps(key)}: "
+            if key == "children":
+                children = [part for child in value for part in (", ", child)][1:]
+                after += ["]", *reversed(children), f"{name}["]
+            elif key == "root":
+                after += [value, name]
+            else:
+                after.append(name + json.dumps(value, ensure_ascii=False, allow_nan=False))
+        todo += after
+    return "".join(parts)
+
+
+def _number(weight: float) -> int | float:
+    return int(weight) if weight == int(weight) else weight
+
+
+def _source(source: SourceStatus) -> dict[str, Any]:
+    found: dict[str, Any] = {"name": source.name, "state": source.state}
+    if source.reason:
+        found["reason"] = source.reason
+    for count in ("lost", "invalid", "early", "unmatched", "truncated"):
+        found[count] = getattr(source, count)
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------- text
+
+
+def text_report(history: History, query: Query, *, columns: int | None = None) -> str:
+    """Return the report as text of at most `columns` cells a line (None: the terminal's, or 100 without one).
+
+    Rows below half a percent are summed. GpuprofError for a tree that was not recorded.
+    """
+    columns = max(columns or _terminal_columns(), 40)
+    tree = history.query(replace(query, min_fraction=max(query.min_fraction, TEXT_MIN_FRACTION)))
+    lines = [*_header(history, query, tree), *gpu_lines(history, query.start_ns, query.end_ns)]
+    lines = [fit(line, columns) for line in lines]
+    lines += gpu_charts(history, query.start_ns, query.end_ns, columns)
+    lines += ["", *_tree_lines(tree, columns)]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _terminal_columns() -> int:
+    if not sys.stdout.isatty() and not os.environ.get("COLUMNS"):
+        return _DEFAULT_WIDTH
+    return shutil.get_terminal_size((_DEFAULT_WIDTH, 24)).columns
+
+
+def _header(history: History, query: Query, tree: Tree) -> Iterator[str]:
+    hello = history.hello
+    first, last = history.span
+    version = clean(hello.sampler_version)
+    yield f"{clean(hello.host)}: Linux {clean(hello.kernel)}, {hello.cpu_count} CPUs, gpuprof {version}"
+    whole = f"{wall_text(history, first, date=True)} to {wall_text(history, last)}"
+    yield f"recorded  {whole} ({(last - first) / 1e9:.1f} s)"
+    start, end = max(query.start_ns, first), min(query.end_ns, last)
+    if (start, end) != (first, last):
+        times = f"{wall_text(history, start)} to {wall_text(history, end)} ({(end - start) / 1e9:.3f} s)"
+        yield f"range     {times}, {(start - first) / 1e9:.3f}..{(end - first) / 1e9:.3f} s"
+    if history.damage:
+        yield f"damaged   {history.damage}"
+    for source in history.status.sources if history.status else []:
+        yield f"source    {_source_line(source)}"
+    filters = [("pid", query.pids), ("thread", query.tids), ("CPU", query.cpus)]
+    for name, numbers in filters:
+        if numbers:
+            yield f"only      {name} {', '.join(map(str, numbers))}"
+    if tree.truncated:
+        share = 100 * tree.truncated / max(float(tree.total_weight[0]), 1.0)
+        yield f"truncated {tree.truncated} stacks do not reach the root of their thread ({share:.1f} %)"
+
+
+def _source_line(source: SourceStatus) -> str:
+    counts = [f"{count} {name}" for name, count in _counts(source) if count or name == "lost"]
+    reason = f": {source.reason}" if source.reason else ""
+    hint = f" ({source.hint})" if source.hint and source.state != "ok" else ""
+    return f"{clean(source.name)} {clean(source.state)}{reason}{hint}; {', '.join(counts)}"
+
+
+def _counts(source: SourceStatus) -> list[tuple[str, int]]:
+    names = ("samples", "lost", "invalid", "early", "unmatched", "truncated")
+    return [(name, getattr(source, name)) for name in names]
+
+
+def _tree_lines(tree: Tree, columns: int) -> Iterator[str]:
+    """Yield a line per row. A row is set in only where its parent has several children, so that deep stacks
+    fit.
+    """
+    total = float(tree.total_weight[0])
+    if not total:
+        yield "No CPU stack was sampled in this range."
+        return
+    unit = "CPU samples" if tree.unit == "samples" else tree.unit
+    yield f"{total:.0f} {unit}; each row with all that it calls"
+    rows = list(trees.rows(tree))
+    inset = [0] * len(rows)
+    for row, parent in zip(rows, tree.parent.tolist(), strict=True):
+        if row.index:
+            inset[row.index] = inset[parent] + (1 if rows[parent].children > 1 or parent == 0 else 0)
+        lead = min(inset[row.index], max((columns - 40) // 2, 4))
+        share = row.total_weight / total
+        head = f"{100 * share:5.1f} % {_bar(share)} {'  ' * lead}"
+        yield head + _label(row, columns - width(head))
+
+
+def _bar(share: float) -> str:
+    eighths = round(min(max(share, 0.0), 1.0) * _BAR_CELLS * 8)
+    text = "█" * (eighths // 8) + (_BAR[eighths % 8] if eighths % 8 else "")
+    return text.ljust(_BAR_CELLS)
+
+
+def _label(row: trees.TreeRow, cells: int) -> str:
+    name = row.name
+    if row.file:
+        base = row.file.rsplit("/", 1)[-1]
+        place = f" ({base}:{row.line})" if row.line else f" ({base})"
+    elif row.binary and row.kind in {FrameKind.NATIVE, FrameKind.JIT, FrameKind.KERNEL_SPACE}:
+        place = f" ({row.binary})"
+    else:
+        place = ""
+    if width(name) + width(place) <= cells:
+        return name + place
+    room = max(cells - width(place), 12)  # a name says more than the place, but both are wanted
+    return fit(fit(name, room) + place, max(cells, 1))

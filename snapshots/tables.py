@@ -1,0 +1,403 @@
+"""Intern tables of one generation: strings, functions, frames, stacks, processes and threads, numbered from
+0.
+
+Stacks are a prefix tree: the id of a stack is a node, and its parent is the stack of its caller, with a
+smaller id; node 0 is the empty stack. String 0 is the empty string. A generation is bounded; when it is
+`full` its owner begins a new one.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpuprof.snapshots.columns import Array, GrowingColumn
+from gpuprof.snapshots.frames import (
+    Frame,
+    FrameDefs,
+    FrameKind,
+    FunctionDefs,
+    ProcessDef,
+    ProcessDefs,
+    StackDefs,
+    StringDefs,
+    ThreadDef,
+    ThreadDefs,
+)
+from gpuprof.snapshots.names import clean
+
+MAX_NODES = 1 << 17
+MAX_STRINGS = 1 << 16
+MAX_PROCESSES = 1 << 14
+MAX_THREADS = 1 << 15
+MAX_STRING_BYTES = 8 << 20
+MAX_DEPTH = 60_000
+_STACK_CACHE = 1 << 14
+_DEFS_PER_FRAME = 1 << 16
+_STRINGS_PER_FRAME = 1 << 12
+_NODE_BYTES = 160  # measured: a node's columns, and its entry in the dictionary with the two integers of it
+_STRING_BYTES = 180  # an entry in the dictionary, the list slot and the header of the text
+
+
+@dataclass(slots=True)
+class ChangeCursor:
+    """How far a reader has got in a table whose definitions may change: ids below `count`, as of
+    `version`.
+    """
+
+    count: int = 0
+    version: int = 0
+
+
+@dataclass(slots=True)
+class TableCursor:
+    """How far a reader has got in the tables of one generation; begins at what is always defined."""
+
+    generation: int
+    strings: int = 1
+    functions: int = 0
+    frames: int = 0
+    stacks: int = 1
+    processes: ChangeCursor = field(default_factory=ChangeCursor)
+    threads: ChangeCursor = field(default_factory=ChangeCursor)
+
+
+@dataclass(frozen=True, slots=True)
+class TablesView:
+    """The tables as they were at one moment: arrays that never change, and lists of which only the first
+    items count.
+    """
+
+    generation: int
+    parent: Array  # u32 by stack
+    frame: Array  # u32 by stack
+    depth: Array  # u16 by stack, number of frames
+    frame_function: Array  # u32 by frame
+    frame_line: Array  # u32 by frame
+    name: Array  # u32 string ids by function
+    file: Array
+    binary: Array
+    kind: Array  # u8 by function
+    thread_process: Array  # u32 by thread
+    thread_tid: Array  # u32 by thread
+    strings: list[str]
+    processes: list[ProcessDef]
+    threads: list[ThreadDef]
+
+
+class Tables:
+    """The tables of one generation. Not thread-safe: History.lock is held around every call."""
+
+    def __init__(self, generation: int) -> None:
+        self.generation = generation
+        self._strings: list[str] = [""]
+        self._string_ids: dict[str, int] = {"": 0}
+        self._string_bytes = 0
+        self._functions: dict[tuple[int, int, int, int], int] = {}
+        self._name = GrowingColumn("<u4")
+        self._file = GrowingColumn("<u4")
+        self._binary = GrowingColumn("<u4")
+        self._kind = GrowingColumn("<u1")
+        self._frames: dict[int, int] = {}
+        self._frame_function = GrowingColumn("<u4")
+        self._frame_line = GrowingColumn("<u4")
+        self._children: dict[int, int] = {}
+        self._parent = GrowingColumn("<u4", (0,))
+        self._node_frame = GrowingColumn("<u4", (0,))
+        self._depth = GrowingColumn("<u2", (0,))
+        self._stack_cache: dict[bytes, int] = {}
+        self._processes: list[ProcessDef] = []
+        self._process_ids: dict[tuple[int, int], int] = {}
+        self._process_changes: dict[int, int] = {}  # id -> version of its last change, oldest change first
+        self._threads: list[ThreadDef] = []
+        self._thread_ids: dict[tuple[int, int], int] = {}
+        self._thread_changes: dict[int, int] = {}
+        self._thread_process = GrowingColumn("<u4")
+        self._thread_tid = GrowingColumn("<u4")
+        self._version = 0
+        self._frozen = False
+
+    # ---------------------------------------------------------------------------------------------- interning
+
+    def string(self, text: str) -> int:
+        """Return the id of `text`."""
+        found = self._string_ids.get(text)
+        if found is None:
+            found = len(self._strings)
+            self._strings.append(text)
+            self._string_ids[text] = found
+            self._string_bytes += len(text)
+        return found
+
+    def function(self, name: str, file: str, binary: str, kind: FrameKind) -> int:
+        """Return the id of a function. The names are cleaned; an unknown file or binary is ""."""
+        return self.function_of_ids(
+            self.string(clean(name)),
+            self.string(clean(file) if file else ""),
+            self.string(clean(binary) if binary else ""),
+            int(kind),
+        )
+
+    def function_of_ids(self, name: int, file: int, binary: int, kind: int) -> int:
+        """Return the id of a function whose name, file and binary are string ids of this generation."""
+        key = (name, file, binary, kind)
+        found = self._functions.get(key)
+        if found is None:
+            found = len(self._name)
+            self._functions[key] = found
+            self._name.append(name)
+            self._file.append(file)
+            self._binary.append(binary)
+            self._kind.append(kind)
+        return found
+
+    def frame(self, function: int, line: int = 0) -> int:
+        """Return the id of a frame: a function and a line in it (0: no line). IndexError for an unknown
+        function.
+        """
+        if not 0 <= function < len(self._name):
+            raise IndexError(f"function {function} is not defined")
+        line = min(max(line, 0), 0xFFFF_FFFF)
+        key = function << 32 | line
+        found = self._frames.get(key)
+        if found is None:
+            found = len(self._frame_line)
+            self._frames[key] = found
+            self._frame_function.append(function)
+            self._frame_line.append(line)
+        return found
+
+    def stack(self, frames: Sequence[int]) -> int:
+        """Return the id of the stack of these frame ids, root (outermost caller) first. IndexError for
+        unknown ids.
+        """
+        key = array("I", frames).tobytes()
+        found = self._stack_cache.get(key)
+        if found is not None:
+            return found
+        node = 0
+        children = self._children
+        for frame in frames:
+            child = children.get(node << 32 | frame)
+            node = self.child(node, frame) if child is None else child
+        if len(self._stack_cache) >= _STACK_CACHE:
+            self._stack_cache.clear()
+        self._stack_cache[key] = node
+        return node
+
+    def child(self, node: int, frame: int) -> int:
+        """Return the stack that has `frame` called from stack `node`. IndexError when either is not
+        defined.
+        """
+        if not (0 <= node < len(self._parent) and 0 <= frame < len(self._frame_line)):
+            raise IndexError(f"stack {node} or frame {frame} is not defined")
+        key = node << 32 | frame
+        found = self._children.get(key)
+        if found is None:
+            depth = self._depth[node] + 1
+            if depth > MAX_DEPTH:
+                return node
+            found = len(self._parent)
+            self._children[key] = found
+            self._parent.append(node)
+            self._node_frame.append(frame)
+            self._depth.append(depth)
+        return found
+
+    def process(self, definition: ProcessDef) -> int:
+        """Return the id of a process, told apart by pid and start time; a definition that changed replaces
+        the old one.
+        """
+        key = (definition.pid, definition.start_ns)
+        found = self._process_ids.get(key)
+        if found is None:
+            found = len(self._processes)
+            self._process_ids[key] = found
+            self._processes.append(definition)
+        elif self._processes[found] != definition:
+            self._processes[found] = definition
+        else:
+            return found
+        self._changed(self._process_changes, found)
+        return found
+
+    def thread(self, process: int, tid: int, name: str) -> int:
+        """Return the id of a thread of process id `process`; a new name replaces the old one. IndexError as
+        above.
+        """
+        if not 0 <= process < len(self._processes):
+            raise IndexError(f"process {process} is not defined")
+        found = self._thread_ids.get((process, tid))
+        if found is None:
+            found = len(self._threads)
+            self._thread_ids[process, tid] = found
+            self._threads.append(ThreadDef(process, tid, clean(name)))
+            self._thread_process.append(process)
+            self._thread_tid.append(tid)
+        elif self._threads[found].name != (name := clean(name)):
+            self._threads[found] = ThreadDef(process, tid, name)
+        else:
+            return found
+        self._changed(self._thread_changes, found)
+        return found
+
+    def _changed(self, changes: dict[int, int], item: int) -> None:
+        self._version += 1
+        changes.pop(item, None)  # so that the order of the dictionary is the order of the changes
+        changes[item] = self._version
+
+    # ------------------------------------------------------------------------------------------------ reading
+
+    @property
+    def node_count(self) -> int:
+        """Number of stacks, with the empty one."""
+        return len(self._parent)
+
+    @property
+    def thread_count(self) -> int:
+        return len(self._threads)
+
+    @property
+    def full(self) -> bool:
+        """Tell whether the owner should begin a new generation."""
+        return (
+            len(self._parent) >= MAX_NODES
+            or len(self._strings) >= MAX_STRINGS
+            or self._string_bytes >= MAX_STRING_BYTES
+            or len(self._processes) >= MAX_PROCESSES
+            or len(self._threads) >= MAX_THREADS
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Return about how much memory these tables take."""
+        node_bytes = 10 if self._frozen else _NODE_BYTES
+        return (
+            len(self._parent) * node_bytes
+            + len(self._frame_line) * node_bytes
+            + len(self._name) * (13 if self._frozen else 250)
+            + len(self._strings) * (60 if self._frozen else _STRING_BYTES)
+            + self._string_bytes
+            + (len(self._processes) + len(self._threads)) * 500
+            + len(self._stack_cache) * 400
+        )
+
+    def freeze(self) -> None:
+        """Give back what only interning needs; these tables are only read from now on."""
+        self._frozen = True
+        self._stack_cache = {}
+        self._children = {}
+        self._frames = {}
+        self._functions = {}
+        self._string_ids = {}
+        for column in (self._parent, self._node_frame, self._depth, self._frame_function, self._frame_line):
+            column.trim()
+
+    def view(self) -> TablesView:
+        """Return the tables as they are now, to be read without the lock."""
+        return TablesView(
+            self.generation,
+            self._parent.view(),
+            self._node_frame.view(),
+            self._depth.view(),
+            self._frame_function.view(),
+            self._frame_line.view(),
+            self._name.view(),
+            self._file.view(),
+            self._binary.view(),
+            self._kind.view(),
+            self._thread_process.view(),
+            self._thread_tid.view(),
+            self._strings,
+            self._processes,
+            self._threads,
+        )
+
+    def cursor(self) -> TableCursor:
+        """Return a cursor at the beginning: `since` with it returns everything."""
+        return TableCursor(self.generation)
+
+    def since(self, cursor: TableCursor) -> list[Frame]:
+        """Return the definitions after `cursor`, in the order in which they can be read back, and move it to
+        the end.
+        """
+        return [frame for frame, _ in self.definitions(cursor)]
+
+    def definitions(
+        self, cursor: TableCursor, *, processes_only: bool = False
+    ) -> Iterator[tuple[Frame, int]]:
+        """Yield the definitions after `cursor` as frames of bounded size, each with about its length in
+        bytes.
+
+        The cursor is moved past a frame before it is yielded, so a reader may stop anywhere and go on later
+        with a new call. With `processes_only` the other tables wait. ValueError for a cursor of another
+        generation.
+        """
+        if cursor.generation != self.generation:
+            raise ValueError("the cursor is of another generation")
+        gen = self.generation
+        for first, end in self._changes(self._process_changes, len(self._processes), cursor.processes):
+            yield ProcessDefs(gen, first, self._processes[first:end]), (end - first) * 200
+        if processes_only:
+            return
+        for first, end in self._changes(self._thread_changes, len(self._threads), cursor.threads):
+            yield ThreadDefs(gen, first, self._threads[first:end]), (end - first) * 50
+        while (low := cursor.strings) < len(self._strings):
+            strings = self._strings[low : low + _STRINGS_PER_FRAME]
+            cursor.strings = low + len(strings)
+            yield StringDefs(gen, low, strings), sum(map(len, strings)) + 3 * len(strings)
+        view = self.view()
+        while (low := cursor.functions) < len(view.name):
+            part = slice(low, low + _DEFS_PER_FRAME)
+            names = view.name[part]
+            cursor.functions = low + len(names)
+            yield (
+                FunctionDefs(gen, low, names, view.file[part], view.binary[part], view.kind[part]),
+                13 * len(names),
+            )
+        while (low := cursor.frames) < len(view.frame_line):
+            part = slice(low, low + _DEFS_PER_FRAME)
+            lines = view.frame_line[part]
+            cursor.frames = low + len(lines)
+            yield FrameDefs(gen, low, view.frame_function[part], lines), 8 * len(lines)
+        while (low := cursor.stacks) < len(view.parent):
+            part = slice(low, low + _DEFS_PER_FRAME)
+            parents = view.parent[part]
+            cursor.stacks = low + len(parents)
+            yield StackDefs(gen, low, parents, view.frame[part]), 8 * len(parents)
+
+    def _changes(
+        self, changes: dict[int, int], length: int, cursor: ChangeCursor
+    ) -> Iterator[tuple[int, int]]:
+        """Yield runs [first, end) of ids to send: those that changed since they were sent, then the new
+        ones.
+        """
+        fresh: list[int] = []
+        for item in reversed(changes):
+            if changes[item] <= cursor.version:
+                break
+            if item < cursor.count:
+                fresh.append(item)
+        for item in reversed(fresh):
+            cursor.version = changes[item]
+            yield item, item + 1
+        while (low := cursor.count) < length:
+            cursor.count = min(low + _STRINGS_PER_FRAME, length)
+            if cursor.count == length:
+                cursor.version = self._version
+            yield low, cursor.count
+
+
+def frame_label(view: TablesView, frame: int) -> tuple[str, str, str, int, int]:
+    """Return name, file, binary, line and kind of a frame."""
+    function = int(view.frame_function[frame])
+    strings: Any = view.strings
+    return (
+        strings[int(view.name[function])],
+        strings[int(view.file[function])],
+        strings[int(view.binary[function])],
+        int(view.frame_line[frame]),
+        int(view.kind[function]),
+    )

@@ -1,0 +1,120 @@
+"""The real screen in a real pseudo-terminal: bytes in, bytes out, and a terminal emulator (pyte) to look at it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import select
+import signal
+import struct
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import pyte
+
+
+class PtyScreen:
+    """A child on a pty. `raw` collects everything that it ever wrote; `answers` whether cursor reports are answered."""
+
+    def __init__(
+        self, argv: Sequence[str], columns: int = 120, rows: int = 36, *, answers: bool = True,
+        environ: dict[str, str] | None = None, pass_fds: Sequence[int] = (), bytes_per_s: int | None = None,
+    ) -> None:  # fmt: skip
+        self.screen = pyte.Screen(columns, rows)
+        self._stream = pyte.ByteStream(self.screen)
+        self.raw = bytearray()
+        self.answers = answers
+        self.bytes_per_s = bytes_per_s
+        self.status: int | None = None
+        self.started = time.monotonic()
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            for fd in pass_fds:
+                os.set_inheritable(fd, True)
+            environment = {**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor", **(environ or {})}
+            os.execve(argv[0], list(argv), environment)
+        fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def pump(self, seconds: float) -> None:
+        """Read what comes for so long."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            self._read(min(left, 0.05))
+
+    def _read(self, wait: float) -> bool:
+        if not select.select([self.fd], [], [], wait)[0]:
+            return False
+        limit = 65536
+        if self.bytes_per_s is not None:
+            limit = max(1, self.bytes_per_s // 50)
+            time.sleep(0.02)
+        try:
+            data = os.read(self.fd, limit)
+        except OSError:
+            data = b""
+        if not data:
+            time.sleep(0.01)
+            return False
+        self.raw += data
+        if self.answers:
+            for _ in range(data.count(b"\x1b[6n")):
+                self.send(b"\x1b[1;1R")
+        with contextlib.suppress(Exception):  # pyte does not know every private sequence
+            self._stream.feed(data)
+        return True
+
+    def wait_for(self, condition: str | Callable[[str], bool], timeout: float = 15.0) -> str:
+        """Read until the screen shows a text (or a condition on it holds); the screen's text."""
+        end = time.monotonic() + timeout
+        while time.monotonic() < end:
+            text = self.text
+            if condition in text if isinstance(condition, str) else condition(text):
+                return text
+            self._read(0.05)
+        raise AssertionError(f"{condition!r} did not appear; the screen is:\n{self.text}")
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.screen.display)
+
+    def send(self, data: bytes | str) -> None:
+        """Type."""
+        os.write(self.fd, data.encode() if isinstance(data, str) else data)
+
+    def kill(self, number: int = signal.SIGTERM) -> None:
+        os.kill(self.pid, number)
+
+    def wait_exit(self, timeout: float = 10.0) -> int:
+        """Read until it ends; its exit code, or minus the signal."""
+        end = time.monotonic() + timeout
+        while time.monotonic() < end:
+            self._read(0.05)
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                while self._read(0.05):
+                    pass
+                self.status = os.waitstatus_to_exitcode(status)
+                return self.status
+        raise AssertionError(f"still running; the screen is:\n{self.text}")
+
+    def close(self) -> None:
+        if self.status is None:
+            with contextlib.suppress(OSError):
+                os.kill(self.pid, signal.SIGKILL)
+                os.waitpid(self.pid, 0)
+        with contextlib.suppress(OSError):
+            os.close(self.fd)
+
+
+@contextlib.contextmanager
+def screen_of(*arguments: str, columns: int = 120, rows: int = 36, **options: object) -> Iterator[PtyScreen]:
+    """`python -m gpuprof.tui ARGUMENTS` on a pty."""
+    screen = PtyScreen([sys.executable, "-m", "gpuprof.tui", *arguments], columns, rows, **options)  # type: ignore[arg-type]
+    try:
+        yield screen
+    finally:
+        screen.close()

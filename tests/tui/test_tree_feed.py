@@ -1,0 +1,102 @@
+"""Which query is sent when; filters as people type them."""
+
+from __future__ import annotations
+
+import pytest
+from gpuprof.snapshots.errors import GpuprofError
+from gpuprof.tui.tree_feed import LIVE_WINDOW_NS, TreeFeed, parse_filter
+
+SECOND = 10**9
+NAMES = {4711: "python3", 4790: "pt_data_worker", 77: "kworker/3:1"}
+
+
+@pytest.mark.parametrize(
+    ("text", "pids", "tids", "cpus"),
+    [
+        ("", (), (), ()),
+        ("pid 4711", (4711,), (), ()),
+        ("4711", (4711,), (), ()),
+        ("cpu 0", (), (), (0,)),
+        ("cpu0", (), (), (0,)),
+        ("cpu 0-3,8", (), (), (0, 1, 2, 3, 8)),
+        ("pid=4711 cpu=0", (4711,), (), (0,)),
+        ("thread 12 core 1", (), (12,), (1,)),
+        ("python", (4711,), (), ()),
+        ("DATA_work", (4790,), (), ()),
+    ],
+)
+def test_filters(text: str, pids: tuple[int, ...], tids: tuple[int, ...], cpus: tuple[int, ...]) -> None:
+    kept = parse_filter(text, NAMES)
+    assert (kept.pids, kept.tids, kept.cpus) == (pids, tids, cpus)
+    assert bool(kept) == bool(text)
+
+
+@pytest.mark.parametrize("text", ["cpu", "pid x", "cpu 3-1", "cpu 0-99999", "cpu -1", "nobody", "cpu 1-", "\x1b[31m"])
+def test_what_is_no_filter_is_said(text: str) -> None:
+    with pytest.raises(GpuprofError) as caught:
+        parse_filter(text, NAMES)
+    assert caught.value.message.isprintable()
+
+
+def test_live_asks_for_the_last_seconds_every_two() -> None:
+    feed = TreeFeed()
+    first = feed.due(0, 100 * SECOND, None)
+    assert first is not None
+    assert (first.start_ns, first.end_ns) == (100 * SECOND - LIVE_WINDOW_NS, 100 * SECOND)
+    assert feed.due(3 * SECOND, 103 * SECOND, None) is None  # one at a time
+    assert feed.accept(first.id)
+    assert feed.due(SECOND, 101 * SECOND, None) is None
+    assert feed.due(2 * SECOND, 102 * SECOND, None) is not None
+
+
+def test_a_pinned_range_is_asked_for_once_and_at_once() -> None:
+    feed = TreeFeed()
+    live = feed.due(0, 100 * SECOND, None)
+    feed.pin(5, 10)
+    pinned = feed.due(1, 100 * SECOND, None)
+    assert live is not None
+    assert pinned is not None
+    assert (pinned.start_ns, pinned.end_ns) == (5, 10)
+    assert not feed.accept(live.id)  # the late answer to the older question
+    assert feed.accept(pinned.id)
+    assert not feed.accept(pinned.id)
+    assert feed.due(60 * SECOND, 160 * SECOND, None) is None
+    feed.unpin()
+    assert feed.due(60 * SECOND, 160 * SECOND, None) is not None
+
+
+def test_a_filter_travels_with_the_query() -> None:
+    feed = TreeFeed()
+    feed.set(filter=parse_filter("pid 1 cpu 0", {}), by_thread=True)
+    query = feed.due(0, SECOND, None)
+    assert query is not None
+    assert (query.pids, query.tids, query.cpus, query.by_thread) == ([1], [], [0], True)
+
+
+def test_a_file_is_asked_for_whole_and_once() -> None:
+    feed = TreeFeed()
+    query = feed.due(0, 50, (10, 50))
+    assert query is not None
+    assert (query.start_ns, query.end_ns) == (10, 50)
+    feed.accept(query.id)
+    assert feed.due(100 * SECOND, 50, (10, 50)) is None
+
+
+def test_pause_stops_the_live_tree_but_not_a_new_question() -> None:
+    feed = TreeFeed()
+    query = feed.due(0, SECOND, None)
+    assert query is not None
+    feed.accept(query.id)
+    feed.paused = True
+    assert feed.due(60 * SECOND, 60 * SECOND, None) is None
+    feed.pin(1, 2)
+    assert feed.due(60 * SECOND, 60 * SECOND, None) is not None
+
+
+def test_a_lost_answer_is_asked_for_again_after_a_reconnect_and_after_a_while() -> None:
+    feed = TreeFeed()
+    assert feed.due(0, SECOND, None) is not None
+    feed.restart()
+    assert feed.due(1, SECOND, None) is not None
+    assert feed.due(5 * SECOND, SECOND, None) is None
+    assert feed.due(20 * SECOND, SECOND, None) is not None

@@ -1,0 +1,139 @@
+"""Histories with known rows, and the slow and simple fold that the fast one is compared with."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from gpuprof.snapshots import tree as trees
+from gpuprof.snapshots.frames import FrameKind, Hello, ProcessDef, Query, Tree
+from gpuprof.snapshots.history import History
+
+FrameOf = tuple[str, str, str, int, FrameKind]  # name, file, binary, line, kind
+
+
+@dataclass(frozen=True)
+class Row:
+    """One sample as a person would write it down; frames root first."""
+
+    time_ns: int
+    cpu: int
+    pid: int
+    tid: int
+    frames: tuple[FrameOf, ...]
+
+
+@dataclass
+class Planted:
+    """A history and the rows that were put into it."""
+
+    history: History
+    rows: list[Row] = field(default_factory=list)
+
+    def process(self, pid: int) -> ProcessDef:
+        return ProcessDef(pid, pid * 10, f"proc{pid}", f"proc{pid} --run", "user", 1000, 1)
+
+    def add(self, *rows: Row) -> None:
+        history = self.history
+        with history.lock:
+            tables = history.tables
+            columns: list[tuple[int, int, int, int]] = []
+            for row in rows:
+                process = tables.process(self.process(row.pid))
+                thread = tables.thread(process, row.tid, f"t{row.tid}")
+                ids = [
+                    tables.frame(tables.function(n, f, b, kind), line) for n, f, b, line, kind in row.frames
+                ]
+                columns.append((row.time_ns, row.cpu, thread, tables.stack(ids)))
+            history.add_samples(*zip(*columns, strict=True))
+        self.rows += rows
+
+    def brute(self, query: Query) -> dict[tuple[str, ...], tuple[float, float]]:
+        """Return self and total by path, counted row by row."""
+        found: dict[tuple[str, ...], list[float]] = {("all",): [0, 0]}
+        for row in self.rows:
+            if not query.start_ns <= row.time_ns < query.end_ns:
+                continue
+            if (query.pids and row.pid not in query.pids) or (query.tids and row.tid not in query.tids):
+                continue
+            if query.cpus and row.cpu not in query.cpus:
+                continue
+            path = ["all", f"proc{row.pid} ({row.pid})"]
+            if query.by_thread:
+                path.append(f"t{row.tid} ({row.tid})")
+            path += ["|".join(map(str, frame)) for frame in row.frames]
+            for depth in range(1, len(path) + 1):
+                found.setdefault(tuple(path[:depth]), [0, 0])[1] += 1
+            found[tuple(path)][0] += 1
+        return {path: (own, total) for path, (own, total) in found.items()}
+
+
+def by_path(tree: Tree) -> dict[tuple[str, ...], tuple[float, float]]:
+    """Return self and total of a Tree by path, in the terms of Planted.brute."""
+    paths: list[tuple[str, ...]] = []
+    found: dict[tuple[str, ...], tuple[float, float]] = {}
+    for row in trees.rows(tree):
+        is_frame = row.kind not in {FrameKind.ROOT, FrameKind.PROCESS, FrameKind.THREAD}
+        parts = (row.name, row.file, row.binary, str(row.line), str(row.kind))
+        label = "|".join(parts) if is_frame else row.name
+        above = paths[int(tree.parent[row.index])] if row.index else ()
+        paths.append((*above, label))
+        assert paths[-1] not in found, "two rows with one path"
+        found[paths[-1]] = (row.self_weight, row.total_weight)
+    return found
+
+
+@pytest.fixture
+def hello() -> Hello:
+    return Hello(1, "node17", "boot-1", "6.1.0", 4, 10**12, 1_700_000_000 * 10**9, "0.1.0", 42, 99, 10, True)
+
+
+@pytest.fixture
+def planted(hello: Hello) -> Planted:
+    return Planted(History(hello))
+
+
+@pytest.fixture
+def path_weights() -> Callable[[Tree], dict[tuple[str, ...], tuple[float, float]]]:
+    return by_path
+
+
+@pytest.fixture
+def row() -> Callable[..., Row]:
+    """Return a maker of rows: frames are given as "outer inner" names of Python functions."""
+
+    def make(time_ns: int, stack: str, *, cpu: int = 0, pid: int = 7, tid: int = 7) -> Row:
+        frames = tuple((name, "a.py", "python3", 0, FrameKind.PYTHON) for name in stack.split())
+        return Row(time_ns, cpu, pid, tid, frames)
+
+    return make
+
+
+@pytest.fixture
+def random_rows() -> Callable[[int, int], list[Row]]:
+    """Return a maker of `count` random rows from `seed`, in nearly the order of time."""
+
+    def make(seed: int, count: int) -> list[Row]:
+        rng = random.Random(seed)
+        kinds = [FrameKind.PYTHON, FrameKind.NATIVE, FrameKind.KERNEL_SPACE]
+        rows = []
+        for number in range(count):
+            frames = tuple(
+                (
+                    f"f{rng.randrange(6)}",
+                    rng.choice(["", "a.py", "b.c"]),
+                    "lib",
+                    rng.randrange(2),
+                    rng.choice(kinds),
+                )
+                for _ in range(rng.randrange(0, 7))
+            )
+            pid = rng.randrange(1, 5)
+            time_ns = 10**12 + number * 1000 + rng.randrange(5000)
+            rows.append(Row(time_ns, rng.randrange(4), pid, pid * 100 + rng.randrange(3), frames))
+        return rows
+
+    return make

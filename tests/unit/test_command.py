@@ -1,0 +1,173 @@
+"""The command's arguments, its errors, and what it must not import."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpuprof.snapshots.errors import EXIT_BAD_FILE, EXIT_USAGE, GpuprofError
+from gpuprof.tui import arguments, command
+
+
+@pytest.mark.parametrize("host", ["-oProxyCommand=touch /tmp/x", "-", "", "a b", "a\nb", "a\x1b[2J", "--"])
+def test_hosts_that_ssh_could_take_for_something_else_are_refused(host: str) -> None:
+    with pytest.raises(GpuprofError, match="not a host name"):
+        command.ssh_argv(host)
+
+
+def test_the_ssh_command_line() -> None:
+    argv = command.ssh_argv("me@node17")
+    assert argv[0] == "ssh"
+    assert argv[-3:] == ["--", "me@node17", "gpuprof-tui dial-stdio"]
+    assert "BatchMode=yes" in argv
+    argv = command.ssh_argv("node", "ssh -F 'my config'", "/opt/bin/gpuprof-tui dial-stdio")
+    assert argv[:3] == ["ssh", "-F", "my config"]
+    assert argv[-1] == "/opt/bin/gpuprof-tui dial-stdio"
+    for broken in ("", "ssh 'unclosed"):
+        with pytest.raises(GpuprofError):
+            command.ssh_argv("node", broken)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("60s", 60), ("90", 90), ("1.5m", 90), ("2h", 7200)])
+def test_durations(text: str, seconds: float) -> None:
+    assert arguments.duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "s", "0", "-3s", "nan", "inf", "1d", "1e9h"])
+def test_durations_that_are_none(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError):
+        arguments.duration(text)
+
+
+def test_everything_after_two_dashes_is_the_command() -> None:
+    options = arguments.parse(
+        ["record", "-o", "f", "--hz", "50", "--", "prog", "--for", "x", "--", "--debug"]
+    )
+    assert options.cmd == ["prog", "--for", "x", "--", "--debug"]
+    assert options.hz == 50
+    assert options.seconds is None
+    assert arguments.parse(["record", "-o", "f"]).cmd == []
+    with pytest.raises(SystemExit):
+        arguments.parse(["record", "-o", "f", "prog"])
+    with pytest.raises(SystemExit):
+        arguments.parse(["record", "-o", "f", "--"])
+
+
+def test_options_before_a_command_hold_for_it() -> None:
+    options = arguments.parse(["--hz", "50", "--socket", "/s", "--debug", "record", "-o", "f"])
+    assert (options.hz, options.socket, options.debug) == (50, "/s", True)
+    assert arguments.parse(["sampler"]).socket is None
+
+
+@pytest.mark.parametrize("hz", ["0", "1000", "x", "-5"])
+def test_rates_outside_the_range(hz: str) -> None:
+    with pytest.raises(SystemExit) as caught:
+        arguments.parse(["--hz", hz])
+    assert caught.value.code == EXIT_USAGE
+
+
+def test_help_names_every_command_and_nothing_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        arguments.parse(["--help"])
+    assert caught.value.code == 0
+    out = capsys.readouterr().out
+    for name in ("open", "demo", "report", "record", "dial-stdio", "sampler", "doctor", "--host"):
+        assert name in out
+    for absent in ("attach", "export", "import "):
+        assert absent not in out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        arguments.parse(["--version"])
+    assert capsys.readouterr().out.startswith("gpuprof-tui ")
+
+
+def _run(*argv: str, **more: object) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, "TERM": "xterm"}
+    code = "import sys; from gpuprof.tui.command import main; sys.exit(main())"
+    return subprocess.run(  # type: ignore[call-overload, no-any-return]
+        [sys.executable, "-c", code, *argv],
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        env=environ,
+        timeout=60,
+        check=False,
+        **more,
+    )
+
+
+@pytest.mark.parametrize("verb", ["report", "open"])
+def test_a_missing_file_is_one_line_and_a_hint(verb: str, tmp_path: Path) -> None:
+    done = _run(verb, str(tmp_path / "none\x1b[31m.gpuprof"))
+    assert done.returncode == EXIT_BAD_FILE
+    assert done.stderr.startswith("gpuprof-tui: ")
+    assert "No such file" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "\x1b" not in done.stderr
+
+
+@pytest.mark.parametrize("content", [b"", b"not ours", b"\0" * 5000])
+def test_a_foreign_file_is_said_to_be_one(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "foreign"
+    path.write_bytes(content)
+    done = _run("report", str(path))
+    assert done.returncode == EXIT_BAD_FILE, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_folder_a_fifo_and_an_impossible_name(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    for path in (str(tmp_path), str(tmp_path / "fifo")):
+        done = _run("report", path)
+        assert done.returncode == EXIT_BAD_FILE
+        assert "not a file" in done.stderr
+    assert command.main(["report", "a\0b"]) == EXIT_BAD_FILE
+
+
+def test_without_a_terminal_the_screen_says_what_to_do_instead() -> None:
+    for argv in ((), ("demo",), ("--host", "node17")):
+        done = _run(*argv)
+        assert done.returncode == EXIT_USAGE
+        assert "terminal" in done.stderr
+        assert "record" in done.stderr
+
+
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+    done = _run("--debug", "report", str(tmp_path / "none"))
+    assert "Traceback" in done.stderr
+
+
+def test_closed_standard_streams_are_no_trouble(tmp_path: Path) -> None:
+    code = "from gpuprof.tui.command import main; import sys; sys.exit(main())"
+    script = f"exec {sys.executable} -c '{code}' report /none"
+    done = subprocess.run(["sh", "-c", script + " <&- >&- 2>&-"], timeout=60, check=False)
+    assert done.returncode == EXIT_BAD_FILE
+
+
+def test_a_reader_that_stops_reading_is_no_error() -> None:
+    code = "from gpuprof.tui import command; command._dispatch = lambda _: print('x' * 1_000_000) or 0\n"
+    code += "raise SystemExit(command.main([]))"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.read(10)
+    process.stdout.close()
+    assert process.wait(30) == 141
+    assert process.stderr.read() == b""
+    process.stderr.close()
+
+
+def test_the_way_to_the_screen_imports_neither_numpy_nor_textual() -> None:
+    code = (
+        "import sys; from gpuprof.tui import command, supervisor, sampler_process, dial, record, doctor, arguments;"
+        "print(sorted({'numpy', 'textual', 'rich', 'asyncio', 'msgpack', 'subprocess'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,247 @@
+"""The Textual app: sessions, the pace of updates, saving, and the way in and out. What is on the screen is in screens/."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+import traceback
+from typing import ClassVar, Literal
+
+from rich.text import Text
+from textual.app import App
+from textual.binding import Binding, BindingType
+from textual.driver import Driver
+
+from gpuprof.snapshots.errors import GpuprofError
+from gpuprof.snapshots.names import clean
+from gpuprof.tui.control_client import ControlClient, SamplerEvent
+from gpuprof.tui.palette import choose
+from gpuprof.tui.recordings import bundled_recording, open_file
+from gpuprof.tui.saving import Saved, create_here, save_range, snapshot_name
+from gpuprof.tui.screens.main import MainScreen
+from gpuprof.tui.session import Session
+from gpuprof.tui.terminal import SafeDriver
+from gpuprof.tui.transports import Transport
+from gpuprof.tui.widgets.styled import band
+
+TICK_S = 0.25
+
+
+class GpuprofApp(App[None]):
+    """One or more sessions, one of them on the screen."""
+
+    CSS_PATH = "gpuprof.tcss"
+    TITLE = "gpuprof"
+    ENABLE_COMMAND_PALETTE = False
+    ALLOW_SELECT = False
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q,ctrl+c,ctrl+q", "quit", "quit", show=False),
+        Binding("question_mark", "help", "help", show=False),
+        Binding("w", "save", "save a snapshot", show=False),
+        Binding("D", "demo", "demo", show=False),
+        Binding("ctrl+z", "suspend_process", "suspend", show=False),
+    ]
+
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        control: ControlClient | None = None,
+        save_through_parent: bool = False,
+        driver_class: type[Driver] | None = None,
+    ) -> None:
+        """`control`: the parent, where there is one; `save_through_parent`: files are created by it, not here."""
+        super().__init__(driver_class=driver_class or SafeDriver)
+        self.sessions = [Session(transport)]
+        self._control = control
+        self._save_through_parent = save_through_parent
+        self._saving = False
+        self._running_loop: asyncio.AbstractEventLoop | None = None
+        self._leave_code: int | None = None
+
+    @property
+    def session(self) -> Session:
+        """The session on the screen."""
+        return self.sessions[-1]
+
+    def get_default_screen(self) -> MainScreen:
+        return MainScreen(self.session)
+
+    def get_css_variables(self) -> dict[str, str]:
+        palette = choose()
+        names = ("background", "text", "dim", "rule", "accent", "selection")
+        ours = {f"gp-{name}": getattr(palette, name) for name in names}
+        return {**super().get_css_variables(), **ours, "gp-band": band(palette)}
+
+    # ---------------------------------------------------------------------------------------------------------- pace
+
+    def on_mount(self) -> None:
+        self._running_loop = asyncio.get_running_loop()
+        if self._leave_code is not None:
+            self.exit(return_code=self._leave_code)
+        self.call_after_refresh(self._begin)
+
+    def _begin(self) -> None:
+        """After the first frame: connect, and start to look at what comes in."""
+        if self._control is not None:
+            self._control.start(self._on_sampler_event)
+        self.session.start()
+        self.set_interval(TICK_S, self._tick)
+        self.set_timer(0.05, self._tick)
+
+    def _on_sampler_event(self, event: SamplerEvent) -> None:
+        """The parent's news of the sampler: why it ended, or that it will not come back."""
+        link = self.sessions[0].link
+        link.explanation = "" if event.state == "running" else event.message
+        if event.state == "failed":
+            self.tell(
+                event.message,
+                "What was recorded so far stays on the screen; w cannot save it any more.",
+                "error",
+            )
+
+    async def _tick(self) -> None:
+        """A few times a second, and only when the terminal has taken the last redraw: show what changed."""
+        session = self.session
+        crash = session.crashed
+        if crash is not None and isinstance(crash, Exception):
+            raise crash
+        await session.ask()
+        if not getattr(self._driver, "ready", True):
+            return
+        screen = self._main_screen()
+        if screen is not None:
+            screen.update_all(session.model.take_changes())
+
+    def _main_screen(self) -> MainScreen | None:
+        screen = self.screen_stack[0] if self.screen_stack else None
+        return screen if isinstance(screen, MainScreen) and screen.is_mounted else None
+
+    def ask_soon(self) -> None:
+        """Ask and show at once instead of at the next tick."""
+        self.call_later(self._ask_now)
+
+    async def _ask_now(self) -> None:
+        await self.session.ask()
+        # Most answers are there within a few milliseconds; the next regular tick shows the others.
+        self.set_timer(0.04, self._tick)
+
+    def tell(
+        self,
+        message: str,
+        hint: str = "",
+        severity: Literal["information", "warning", "error"] = "information",
+    ) -> None:
+        """A toast: what happened and what to do next."""
+        text = clean(message, 500) + (f"\n{clean(hint, 500)}" if hint else "")
+        self.notify(text, severity=severity, timeout=8 if severity == "information" else 12, markup=False)
+
+    # -------------------------------------------------------------------------------------------------------- actions
+
+    def action_help(self) -> None:
+        from gpuprof.tui.screens.help import HelpScreen
+
+        if not isinstance(self.screen, HelpScreen):
+            self.push_screen(HelpScreen())
+
+    async def action_demo(self) -> None:
+        """Open the bundled recording over what is shown, or go back from it."""
+        if len(self.sessions) > 1:
+            await self.sessions.pop().stop()
+            self._show(self.session)
+            return
+        path = bundled_recording()
+        if path is None:
+            self.tell("No recording is bundled with this installation.", severity="warning")
+            return
+        session = Session(open_file(str(path)))
+        self.sessions.append(session)
+        session.start()
+        self._show(session)
+
+    def _show(self, session: Session) -> None:
+        screen = self._main_screen()
+        if screen is not None:
+            screen.show_session(session)
+
+    def action_save(self) -> None:
+        if self._saving:
+            self.tell("A snapshot is being written.")
+            return
+        self._saving = True
+        self.run_worker(self._save(), name="save", exit_on_error=False)
+
+    async def _save(self) -> None:
+        try:
+            saved = await self._saved()
+        except GpuprofError as error:
+            self.tell(error.message, error.hint, "error")
+        except OSError as error:
+            self.tell(
+                f"The snapshot cannot be written: {error.strerror or error}.",
+                "Start gpuprof-tui in a folder that you can write to.",
+                "error",
+            )
+        else:
+            size = (
+                f"{saved.size_bytes / 1e6:.1f} MB"
+                if saved.size_bytes >= 100_000
+                else f"{saved.size_bytes / 1e3:.0f} kB"
+            )
+            self.tell(
+                f"Saved {saved.path} ({size}: {saved.samples:,} samples, {saved.readings:,} readings).",
+                f"gpuprof-tui open {saved.path}",
+            )
+        finally:
+            self._saving = False
+
+    async def _saved(self) -> Saved:
+        session = self.session
+        model = session.model
+        if model.hello is None:
+            raise GpuprofError("There is nothing to save yet.")
+        source = session.transport.sibling()
+        if source is None:
+            raise GpuprofError("This connection can show, but not save.", "Use `gpuprof-tui record -o FILE`.")
+        start_ns, end_ns = session.feed.pinned or session.file_span or self._history_span()
+        what = "the pinned range" if session.feed.pinned else "the whole history"
+        self.tell(f"Saving {what}…")
+        if self._save_through_parent and self._control is not None:
+            fd, path = await self._control.save_descriptor()
+        else:
+            fd, path = create_here(snapshot_name(clean(model.hello.host, 64), time.time()))
+        return await save_range(source, start_ns, end_ns, fd, path)
+
+    def _history_span(self) -> tuple[int, int]:
+        model = self.session.model
+        return (model.status.history_start_ns if model.status else 0), model.now_ns + 1
+
+    def _fatal_error(self) -> None:
+        """A bug ends the screen with two lines; the traceback is for whoever asks for it."""
+        if os.environ.get("GPUPROF_DEBUG"):
+            super()._fatal_error()
+            return
+        error = self._exception
+        place = traceback.extract_tb(error.__traceback__)[-1] if error and error.__traceback__ else None
+        where = f" at {os.path.basename(place.filename)}:{place.lineno}" if place else ""
+        what = clean(f"{type(error).__name__}: {error}", 300)
+        self.panic(
+            Text(f"gpuprof-tui: the screen stopped because of a bug: {what}{where}\n")
+            + Text("Please report it, with what GPUPROF_DEBUG=1 gpuprof-tui prints.")
+        )
+
+    async def action_quit(self) -> None:
+        self.exit()
+
+    def leave(self, code: int) -> None:
+        """Exit with `code`; may be called from a signal handler, and before the loop runs."""
+        self._leave_code = code
+        if self._running_loop is not None:
+            self._running_loop.call_soon_threadsafe(lambda: self.exit(return_code=code))
+
+    async def on_unmount(self) -> None:
+        """Close connections, so that no ssh outlives the screen."""
+        await asyncio.gather(*(session.stop() for session in self.sessions), return_exceptions=True)
+        if self._control is not None:
+            self._control.close()

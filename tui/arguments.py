@@ -1,0 +1,183 @@
+"""The arguments of `gpuprof-tui`, and its help."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+from collections.abc import Sequence
+
+_DESCRIPTION = """\
+Shows what the GPUs of a node are doing and, for any range of time, which line of code the host was running
+meanwhile. With no command: the live screen of this node. CPU stacks need root: sudo gpuprof-tui."""
+
+_EXAMPLES = """\
+examples:
+  sudo gpuprof-tui                                    live charts and CPU stacks of this node
+  gpuprof-tui --host user@node17                      the same of another node, over ssh
+  gpuprof-tui record -o run.gpuprof -- python t.py    record while a command runs, without a screen
+  gpuprof-tui open run.gpuprof                        look at it, on any machine
+  gpuprof-tui report run.gpuprof --range 3.5..7       the same as text
+  gpuprof-tui doctor                                  what works here, and the line that fixes what does not
+
+`gpuprof-tui COMMAND --help` has the options of each command."""
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Parse a command line. Prints and raises SystemExit for --help, --version and wrong usage, as argparse
+    does."""
+    parser, argv = _parser(), list(argv)
+    at = argv.index("--") if "--" in argv else len(argv)
+    if "record" not in argv[:at]:
+        return parser.parse_args(argv)
+    options = parser.parse_args(argv[:at])
+    options.cmd = argv[at + 1 :]
+    if at < len(argv) and not options.cmd:
+        parser.error("there is no command after --")
+    return options
+
+
+def duration(text: str) -> float:
+    """Seconds of "90", "90s", "1.5m" or "2h"."""
+    factor = {"s": 1.0, "m": 60.0, "h": 3600.0}.get(text[-1:], 0.0)
+    try:
+        value = float(text[:-1]) * factor if factor else float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= 7 * 24 * 3600:  # false for nan, too
+        raise argparse.ArgumentTypeError(f"{text!r} is no duration; write 60s, 5m or 2h")
+    return value
+
+
+class _Version(argparse.Action):
+    """--version, which looks the version up only when asked."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib import metadata
+
+        try:
+            version = metadata.version("gpuprof-tui")
+        except metadata.PackageNotFoundError:
+            version = "(not installed)"
+        print(f"gpuprof-tui {version}")
+        parser.exit()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gpuprof-tui",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.add_argument("--host", metavar="USER@NODE", help="the screen of another node, over ssh")
+    parser.add_argument(
+        "--ssh-command",
+        metavar="CMD",
+        default=os.environ.get("GPUPROF_SSH") or "ssh",
+        help="the ssh client and its options (default: $GPUPROF_SSH, or ssh)",
+    )
+    parser.add_argument(
+        "--remote-command",
+        metavar="CMD",
+        default="gpuprof-tui dial-stdio",
+        help="what to run there (default: gpuprof-tui dial-stdio)",
+    )
+    parser.set_defaults(hz=None, socket=None, service=True)
+    _sampling(parser)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+
+    opening = _command(commands, "open", "look at a snapshot in the same screen")
+    opening.add_argument("file", metavar="FILE")
+
+    _command(commands, "demo", "look at a bundled recording of a training run on a real GPU")
+
+    report = _command(commands, "report", "print the tree of a snapshot as text, or as JSON")
+    report.add_argument("file", metavar="FILE")
+    report.add_argument(
+        "--range",
+        metavar="A..B",
+        help="seconds from the start, such as 3.5..7, or times of day, 14:02:11..14:02:15",
+    )
+    report.add_argument(
+        "--tree", choices=("cpu", "gpu", "idle", "offcpu"), default="cpu", help="default: cpu"
+    )
+    report.add_argument(
+        "--pid", type=int, action="append", default=[], help="only this process (may be repeated)"
+    )
+    report.add_argument("--by-thread", action="store_true", help="a row for each thread")
+    report.add_argument("--json", action="store_true", help="as JSON, for programs")
+
+    record = _command(commands, "record", "write a snapshot without a screen")
+    record.description = (
+        "Records until the time is over, the command has ended, or Ctrl-C, whichever comes first, and leaves a "
+        "complete file. A command that still runs when the time is over gets SIGTERM. Under sudo it runs as the "
+        "caller."
+    )
+    record.usage = "gpuprof-tui record [-h] -o FILE [--for TIME] [--force] [--hz HZ] [-- CMD ...]"
+    record.add_argument("-o", "--output", metavar="FILE", required=True, help="the snapshot to write")
+    record.add_argument("--for", dest="seconds", type=duration, metavar="TIME", help="how long: 60s, 5m, 2h")
+    record.add_argument("-f", "--force", action="store_true", help="replace the file if it is there")
+    _sampling(record)
+
+    dial = _command(commands, "dial-stdio", "serve a screen at the other end of ssh (used by --host)")
+    _sampling(dial)
+
+    sampler = _command(commands, "sampler", "run the sampler as a service, in the foreground")
+    sampler.description = (
+        "Serves everyone in the group gpuprof, and root, until SIGTERM. The screen finds it by itself."
+    )
+    hidden = argparse.SUPPRESS
+    add = sampler.add_argument
+    add(
+        "--socket",
+        metavar="PATH",
+        default=hidden,
+        help="where to listen (default: /run/gpuprof/sampler.sock)",
+    )
+    add("--hz", type=_hz, metavar="HZ", default=hidden, help="CPU stack samples per second and core (99)")
+
+    doctor = _command(commands, "doctor", "what works here, what does not, and the line that fixes it")
+    doctor.add_argument("--socket", metavar="PATH", default=hidden, help=hidden)
+    return parser
+
+
+def _command(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, text: str
+) -> argparse.ArgumentParser:
+    command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+    command.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    return command
+
+
+def _sampling(parser: argparse.ArgumentParser) -> None:
+    """Options of whatever may start a sampler. SUPPRESS: a command's default must not undo what came before
+    it."""
+    add = parser.add_argument
+    add(
+        "--hz",
+        type=_hz,
+        metavar="HZ",
+        default=argparse.SUPPRESS,
+        help="CPU stack samples per second and core (99)",
+    )
+    add("--socket", metavar="PATH", default=argparse.SUPPRESS, help="the running service's socket")
+    add(
+        "--no-service",
+        dest="service",
+        action="store_false",
+        default=argparse.SUPPRESS,
+        help="start a sampler even where a service runs",
+    )
+
+
+def _hz(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if not 1 <= value <= 999:
+        raise argparse.ArgumentTypeError("between 1 and 999")
+    return value

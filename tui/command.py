@@ -1,0 +1,277 @@
+"""The `gpuprof-tui` command: reads the arguments, starts what they ask for, and turns every failure into one
+line and a hint.
+
+Neither textual nor numpy is imported before it is needed: the screen is a process of its own and should be
+up at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from gpuprof.snapshots.errors import (
+    EXIT_BAD_FILE,
+    EXIT_FAILED,
+    EXIT_UNAVAILABLE,
+    EXIT_USAGE,
+    FileError,
+    GpuprofError,
+)
+
+if TYPE_CHECKING:
+    import argparse
+
+DEFAULT_REMOTE_COMMAND = "gpuprof-tui dial-stdio"
+_EXIT_PIPE = 141
+_EXIT_INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; its exit code. Errors are one line and a hint on standard error; --debug shows the
+    traceback."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in arguments[: arguments.index("--") if "--" in arguments else None]
+    _open_standard_streams()
+    try:
+        code = _dispatch(arguments)
+        sys.stdout.flush()
+    except GpuprofError as error:
+        if debug:
+            raise
+        _complain(error.message, error.hint)
+        return error.exit_code
+    except BrokenPipeError:  # the reader, such as `head`, has what it wanted
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return _EXIT_PIPE
+    except KeyboardInterrupt:
+        return _EXIT_INTERRUPTED
+    except Exception as error:
+        if debug:
+            raise
+        _complain(
+            f"this is a bug: {type(error).__name__}: {error}", "please report it, with what --debug prints"
+        )
+        return EXIT_FAILED
+    return code
+
+
+def ssh_argv(host: str, ssh_command: str = "ssh", remote_command: str = DEFAULT_REMOTE_COMMAND) -> list[str]:
+    """The command that reaches the sampler of `host`. GpuprofError for a host that ssh could take for an
+    option."""
+    import shlex
+
+    if not host or host.startswith("-") or not host.isprintable() or any(char.isspace() for char in host):
+        raise GpuprofError(f"{host!r} is not a host name", "write it as for ssh: user@node", EXIT_USAGE)
+    try:
+        ssh = shlex.split(ssh_command)
+    except ValueError as error:
+        raise GpuprofError(f"the ssh command cannot be read: {error}", exit_code=EXIT_USAGE) from error
+    if not ssh:
+        raise GpuprofError("the ssh command is empty", exit_code=EXIT_USAGE)
+    options = ["-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=15"]
+    return [*ssh, *options, "--", host, remote_command]
+
+
+# ----------------------------------------------------------------------------------------------------
+# subcommands
+
+
+def _dispatch(arguments: list[str]) -> int:
+    if sys.platform != "linux":
+        raise GpuprofError(
+            "gpuprof-tui profiles Linux nodes", "use --host from a Linux machine", EXIT_UNAVAILABLE
+        )
+    if not arguments:  # the usual case needs no parser, whose import delays the screen
+        return _live()
+    from gpuprof.tui import arguments as parsing
+
+    options = parsing.parse(arguments)
+    run = {
+        None: _screen,
+        "open": _open,
+        "demo": _demo,
+        "report": _report,
+        "record": _record,
+        "dial-stdio": _dial,
+        "sampler": _sampler,
+        "doctor": _doctor,
+    }
+    return run[options.command](options)
+
+
+def _screen(options: argparse.Namespace) -> int:
+    if options.host is None:
+        return _live(options.hz, options.socket, use_service=options.service)
+    _need_terminal()
+    argv = ssh_argv(options.host, options.ssh_command, options.remote_command)
+    import json
+
+    return _run_screen_here("--connect", json.dumps(argv), "--label", options.host)
+
+
+def _live(hz: int | None = None, socket_path: str | None = None, *, use_service: bool = True) -> int:
+    _need_terminal()
+    from gpuprof.tui import supervisor
+
+    return supervisor.run(_sampler_options(hz, socket_path, use_service=use_service))
+
+
+def _open(options: argparse.Namespace) -> int:
+    _need_file(options.file)
+    _need_terminal()
+    return _run_screen_here("--file", options.file, reads=options.file)
+
+
+def _demo(_options: argparse.Namespace) -> int:
+    _need_terminal()
+    return _run_screen_here("--demo")
+
+
+def _report(options: argparse.Namespace) -> int:
+    _need_file(options.file)
+    from gpuprof.snapshots.file import read_snapshot
+    from gpuprof.snapshots.frames import Query
+    from gpuprof.snapshots.report import json_report, parse_range, text_report
+
+    opened = read_snapshot(options.file)
+    if opened.damage:
+        _complain(f"{options.file}: {opened.damage}")
+    history = opened.history
+    start_ns, end_ns = parse_range(options.range, history) if options.range else history.span
+    query = Query(0, options.tree, start_ns, end_ns, pids=options.pid, by_thread=options.by_thread)
+    if options.json:
+        import json
+
+        json.dump(json_report(history, query), sys.stdout, ensure_ascii=False, indent=None)
+        print()
+    else:
+        print(text_report(history, query))
+    return 0
+
+
+def _record(options: argparse.Namespace) -> int:
+    from gpuprof.tui import record
+
+    recording = record.RecordOptions(options.output, options.seconds, tuple(options.cmd), options.force)
+    return record.run(recording, _sampler_options(options.hz, options.socket, use_service=options.service))
+
+
+def _dial(options: argparse.Namespace) -> int:
+    from gpuprof.tui import dial
+
+    return dial.run(_sampler_options(options.hz, options.socket, use_service=options.service))
+
+
+def _sampler(options: argparse.Namespace) -> int:
+    from gpuprof.tui import children, privileges
+    from gpuprof.tui.sampler_process import SERVICE_SOCKET, own_command
+
+    path = options.socket or SERVICE_SOCKET
+    argv = children.python_argv("gpuprof.sampler", "--socket", path, "--command", own_command())
+    argv += ["--hz", str(options.hz)] if options.hz is not None else []
+    is_root = os.geteuid() == 0
+    caller = privileges.sudo_caller(os.environ) if is_root else None
+    environ = (
+        privileges.root_environment(os.environ, caller) if is_root else privileges.own_environment(os.environ)
+    )
+    # systemd's socket (sd_listen_fds(3)) is for this very process, and an exec keeps its pid.
+    environ.update({name: os.environ[name] for name in ("LISTEN_PID", "LISTEN_FDS") if name in os.environ})
+    if "LISTEN_FDS" in environ:
+        os.set_inheritable(3, True)
+    os.execve(argv[0], argv, environ)
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from gpuprof.tui import doctor
+
+    return doctor.run(_sampler_options(None, options.socket, use_service=False))
+
+
+# --------------------------------------------------------------------------------------------------------
+# helpers
+
+
+def _sampler_options(hz: int | None, socket_path: str | None, *, use_service: bool) -> SamplerOptions:
+    from gpuprof.tui.sampler_process import SamplerOptions
+
+    found = SamplerOptions(use_service=use_service)
+    return SamplerOptions(hz or found.hz, socket_path or found.socket_path, use_service)
+
+
+def _run_screen_here(*arguments: str, reads: str | None = None) -> int:
+    """Run the screen in this process: there is no sampler to keep it apart from."""
+    _step_down(reads)
+    from gpuprof.tui.__main__ import main as screen
+
+    return screen(list(arguments))
+
+
+def _step_down(reads: str | None) -> None:
+    """Under sudo, become the caller, whose ssh keys and files are meant; stay root only where that could not
+    work."""
+    if os.geteuid() != 0:
+        return
+    from gpuprof.tui import privileges
+    from gpuprof.tui.supervisor import files_of_the_screen
+
+    caller = privileges.sudo_caller(os.environ)
+    if caller is None:
+        return
+    needed = [*files_of_the_screen(), *([reads] if reads else [])]
+    pid = os.fork()
+    if pid == 0:  # try it in a child, since there is no way back
+        try:
+            kept = privileges.become(caller, needed)
+            os._exit(1 if kept else 0)
+        except BaseException:  # noqa: BLE001
+            os._exit(1)
+    if os.waitpid(pid, 0)[1] == 0:
+        privileges.become(caller)
+        os.environ.update({"HOME": caller.home, "USER": caller.name, "LOGNAME": caller.name})
+
+
+def _need_terminal() -> None:
+    if not (os.isatty(0) and os.isatty(2)):
+        raise GpuprofError(
+            "the screen needs a terminal",
+            "without one: gpuprof-tui record -o FILE, then gpuprof-tui report FILE",
+            EXIT_USAGE,
+        )
+
+
+def _need_file(path: str) -> None:
+    import stat
+
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "its name is not valid"
+        raise FileError(f"{path} cannot be opened: {reason}", "is the path right?") from error
+    if not stat.S_ISREG(found.st_mode):
+        raise GpuprofError(f"{path} is not a file", "give it a snapshot: NAME.gpuprof", EXIT_BAD_FILE)
+
+
+def _open_standard_streams() -> None:
+    """Where descriptors 0 to 2 are closed, open /dev/null there, so that no socket or file ever gets their
+    numbers."""
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+
+
+def _complain(message: str, hint: str = "") -> None:
+    text = f"gpuprof-tui: {message}\n" + "".join(f"  {line}\n" for line in hint.splitlines())
+    try:
+        sys.stderr.write("".join(char if char.isprintable() or char == "\n" else "?" for char in text))
+        sys.stderr.flush()
+    except (OSError, ValueError, AttributeError):
+        pass
+
+
+if TYPE_CHECKING:
+    from gpuprof.tui.sampler_process import SamplerOptions

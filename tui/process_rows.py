@@ -1,0 +1,105 @@
+"""The rows of the process table, from the series and the process definitions; pure, so that it can be tested without a screen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gpuprof.snapshots.frames import GpuFacts, ProcessDef
+from gpuprof.tui.series import SeriesStore, SeriesView
+
+FRESH_NS = 5 * 10**9  # a reading holds for so long
+GONE_NS = 12 * 10**9  # a process without any reading for so long has left the table
+MAX_ROWS = 2000
+SORT_KEYS = ("mem", "sm", "cpu", "pid", "user", "name")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessRow:
+    """One process on one GPU (or on none). None: not known, not 0."""
+
+    pid: int
+    gpu: int | None
+    user: str | None
+    name: str | None
+    sm_percent: float | None
+    gpu_mem_bytes: float | None
+    cpu_percent: float | None  # of one core: 250 is two and a half cores
+
+
+def process_rows(
+    store: SeriesStore,
+    processes: Mapping[int, ProcessDef],
+    gpus: list[GpuFacts],
+    now_ns: int,
+    *,
+    live: bool = True,
+) -> list[ProcessRow]:
+    """Rows as of `now_ns`; in a file (`live` false) the last reading of each process counts however old it is."""
+    index_of = {gpu.uuid: gpu.index for gpu in gpus}
+    pairs: dict[tuple[int, str | None], dict[str, float | None]] = {}
+    oldest = now_ns - GONE_NS if live else 0
+    fresh = now_ns - FRESH_NS if live else 0
+    for metric, field in (("proc_gpu_mem_bytes", "mem"), ("proc_sm_percent", "sm")):
+        for key in store.subjects(metric):
+            _, gpu, pid, _ = key
+            view = store.view(key)
+            if pid is None or not len(view) or int(view.end_ns[-1]) < oldest:
+                continue
+            value = float(view.value[-1]) if int(view.end_ns[-1]) >= fresh else None
+            pairs.setdefault((pid, gpu), {})[field] = value
+    cpu: dict[int, float | None] = {}
+    for key in store.subjects("proc_cpu_ns"):
+        pid = key[2]
+        view = store.view(key)
+        if pid is not None and len(view) and int(view.end_ns[-1]) >= oldest:
+            cpu[pid] = cpu_percent(view) if int(view.end_ns[-1]) >= fresh else None
+    on_a_gpu = {pid for pid, _ in pairs}
+    for pid in cpu:
+        if pid not in on_a_gpu:
+            pairs[(pid, None)] = {}
+    rows = []
+    for (pid, gpu), values in list(pairs.items())[:MAX_ROWS]:
+        process = processes.get(pid)
+        rows.append(
+            ProcessRow(
+                pid,
+                index_of.get(gpu) if gpu is not None else None,
+                process.user if process else None,
+                process.name if process else None,
+                values.get("sm"),
+                values.get("mem"),
+                cpu.get(pid),
+            )
+        )
+    return rows
+
+
+def cpu_percent(view: SeriesView) -> float | None:
+    """CPU time used between the last two readings of a counter, in percent of one core; None without two."""
+    if len(view) < 2:
+        return None
+    elapsed = int(view.end_ns[-1]) - int(view.end_ns[-2])
+    used = float(view.value[-1] - view.value[-2])
+    return 100.0 * used / elapsed if elapsed > 0 and used >= 0 else None
+
+
+def sort_rows(rows: list[ProcessRow], key: str, reverse: bool) -> list[ProcessRow]:
+    """Rows by a sort key: numbers largest first, names from A, unless reversed; what is not known comes last."""
+
+    def value(row: ProcessRow) -> float | str | None:
+        return {
+            "mem": row.gpu_mem_bytes,
+            "sm": row.sm_percent,
+            "cpu": row.cpu_percent,
+            "pid": row.pid,
+            "user": row.user,
+            "name": row.name,
+        }[key]
+
+    rows = sorted(rows, key=lambda row: (-(row.gpu_mem_bytes or 0), -(row.cpu_percent or 0), row.pid))
+    known = [row for row in rows if value(row) is not None]
+    unknown = [row for row in rows if value(row) is None]
+    falling = (key in ("mem", "sm", "cpu")) != reverse
+    known.sort(key=lambda row: value(row), reverse=falling)  # type: ignore[arg-type,return-value]
+    return known + unknown

@@ -1,0 +1,295 @@
+"""`gpuprof-tui record`: writes a snapshot without a screen, for a time, while a command runs, or until
+Ctrl-C.
+
+The sampler is a child (or the running service); this process only copies frames from its stream into the
+file. Under sudo it becomes the calling user before it reads the first frame, and the command is started as
+that user. Every way to end it ends with a whole file.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpuprof.snapshots.errors import EXIT_UNAVAILABLE, EXIT_USAGE, FileError, GpuprofError
+from gpuprof.tui import children, privileges
+from gpuprof.tui.sampler_process import SamplerOptions, SamplerProcess, connect_service
+
+if TYPE_CHECKING:
+    from gpuprof.snapshots.file import SnapshotWriter
+    from gpuprof.snapshots.frames import Frame, SourceStatus
+
+_PIECE = 256 << 10
+_READY_SECONDS = 15.0  # the longest wait for CPU stacks before the command is started
+_LAST_FRAMES_SECONDS = 0.35  # after the end: what the sampler still holds of the last instants
+_COMMAND_END_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class RecordOptions:
+    """What to record. `seconds`: None for no limit; `command`: empty for none."""
+
+    path: str
+    seconds: float | None = None
+    command: tuple[str, ...] = ()
+    overwrite: bool = False
+
+
+def run(options: RecordOptions, sampler_options: SamplerOptions) -> int:
+    """Record; the exit code is that of the command, or 0. GpuprofError when nothing, or not everything, was
+    recorded."""
+    caller = privileges.sudo_caller(os.environ) if os.geteuid() == 0 else None
+    connection = connect_service(sampler_options.socket_path) if sampler_options.use_service else None
+    sampler: SamplerProcess | None = None
+    if connection is None:
+        connection, theirs = socket.socketpair()
+        sampler = SamplerProcess(sampler_options, os.environ, caller, theirs)
+    if caller is not None:
+        # For good, and before any byte of the stream is parsed. The sampler ends when its control socket
+        # closes.
+        privileges.become(caller, no_new_privs=False)
+        os.environ.update({"HOME": caller.home, "USER": caller.name, "LOGNAME": caller.name})
+    try:
+        return _Recording(options, connection, sampler).run()
+    finally:
+        connection.close()
+        if sampler is not None:
+            sampler.close()
+
+
+def start_command(command: Sequence[str]) -> int:
+    """Start the recorded command as the user that this process is; its pid. The one place where a workload
+    is started."""
+    import shutil
+
+    program = shutil.which(command[0])
+    if program is None:
+        raise GpuprofError(f"{command[0]}: command not found", exit_code=EXIT_USAGE)
+    return children.spawn([program, *command[1:]], os.environ)
+
+
+class _Recording:
+    """One recording, from the creation of the file to its last chunk."""
+
+    def __init__(
+        self, options: RecordOptions, connection: socket.socket, sampler: SamplerProcess | None
+    ) -> None:
+        from gpuprof.snapshots.wire import Decoder
+
+        self._options = options
+        self._connection = connection
+        self._sampler = sampler
+        self._decoder = Decoder()
+        self._writer: SnapshotWriter | None = None
+        self._fd = -1
+        self._first_ns = 0
+        self._last_ns = 0
+        self._cpu: SourceStatus | None = None
+        self._sudo_line: str | None = None
+        self._command: int | None = None
+        self._command_code: int | None = None
+        self._signals: list[int] = []
+        self._interrupts = 0
+        self._trouble: GpuprofError | None = None
+
+    def run(self) -> int:
+        """Record until the end; see the module's `run`."""
+        wake_r = _catch_signals()
+        self._fd = _create(self._options.path, overwrite=self._options.overwrite)
+        self._subscribe()
+        self._copy(wake_r, time.monotonic() + _READY_SECONDS, self._is_ready)
+        if not self._is_over():
+            self._announce()
+            if self._options.command:
+                self._command = start_command(self._options.command)
+            limit = self._options.seconds
+            self._copy(wake_r, None if limit is None else time.monotonic() + limit, self._is_over)
+        if self._trouble is None:
+            self._copy(wake_r, time.monotonic() + _LAST_FRAMES_SECONDS, lambda: self._interrupts > 1)
+        self._finish()
+        code = self._end_command()
+        if self._trouble is not None:
+            raise self._trouble
+        return code
+
+    # ------------------------------------------------------------------------------------------------ the
+    # stream
+
+    def _subscribe(self) -> None:
+        from gpuprof.snapshots.frames import MAGIC, Subscribe
+        from gpuprof.snapshots.wire import pack
+
+        try:
+            self._connection.sendall(MAGIC + pack(Subscribe("rows")))
+        except OSError:
+            pass  # it is gone; reading says so
+        self._connection.setblocking(False)
+
+    def _copy(self, wake_r: int, until: float | None, done: Callable[[], bool]) -> None:
+        """Copy frames from the stream into the file until `done`, a time, or trouble."""
+        poll = select.poll()
+        poll.register(self._connection, select.POLLIN)
+        poll.register(wake_r, select.POLLIN)
+        if self._sampler is not None and self._sampler.stderr_fd >= 0:
+            poll.register(self._sampler.stderr_fd, select.POLLIN)
+        while self._trouble is None and not done():
+            left = None if until is None else until - time.monotonic()
+            if left is not None and left <= 0:
+                return
+            ready = dict(poll.poll(None if left is None else left * 1000 + 1))
+            if wake_r in ready:
+                self._signals += os.read(wake_r, 4096)
+                self._take_signals()
+            if self._sampler is not None and self._sampler.stderr_fd in ready:
+                poll.unregister(self._sampler.stderr_fd)
+                self._sampler.listen()
+                if self._sampler.stderr_fd >= 0:
+                    poll.register(self._sampler.stderr_fd, select.POLLIN)
+            if self._connection.fileno() in ready:
+                try:
+                    self._receive()
+                except GpuprofError as error:
+                    self._trouble = error
+
+    def _receive(self) -> None:
+        try:
+            data = self._connection.recv(_PIECE)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            if self._sampler is not None:
+                self._sampler.listen()
+            reason = self._sampler.said if self._sampler is not None else ""
+            message = "the sampler ended before the recording did" + (f": {reason}" if reason else "")
+            raise GpuprofError(message, "what came before is in the file", EXIT_UNAVAILABLE)
+        frames = self._decoder.feed(data)
+        for frame in frames:
+            self._look_at(frame)
+        if self._writer is not None:
+            self._writer.write(frames)
+
+    def _look_at(self, frame: Frame) -> None:
+        from gpuprof.snapshots.file import SnapshotWriter
+        from gpuprof.snapshots.frames import Failure, Hello, Status
+
+        if isinstance(frame, Hello) and self._writer is None:
+            self._sudo_line = frame.sudo_line
+            self._first_ns = frame.mono_ns
+            self._writer = SnapshotWriter(self._fd, frame)
+            self._writer.name = self._options.path
+        elif isinstance(frame, Status):
+            self._cpu = next((source for source in frame.sources if source.name == "cpu"), self._cpu)
+            self._last_ns = max(self._last_ns, frame.time_ns)
+        elif isinstance(frame, Failure):
+            raise GpuprofError(frame.message, frame.hint, EXIT_UNAVAILABLE)
+
+    # -------------------------------------------------------------------------------------------- when it
+    # ends
+
+    def _is_ready(self) -> bool:
+        return self._is_over() or (self._cpu is not None and self._cpu.state != "starting")
+
+    def _is_over(self) -> bool:
+        if self._interrupts > (1 if self._command is not None and self._command_code is None else 0):
+            return True
+        return self._command_code is not None
+
+    def _take_signals(self) -> None:
+        signals, self._signals = self._signals, []
+        for signum in signals:
+            if signum == signal.SIGCHLD:
+                self._reap_command()
+            elif (
+                signum == signal.SIGINT
+            ):  # from the terminal the command has it, too, and may want to end in order
+                self._interrupts += 1
+            else:
+                self._interrupts += 2
+                self._signal_command(signal.SIGTERM)
+
+    def _reap_command(self) -> None:
+        if self._command is not None and self._command_code is None:
+            self._command_code = children.wait_until(self._command, 0.0)
+
+    def _signal_command(self, signum: signal.Signals) -> None:
+        if self._command is not None and self._command_code is None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(self._command, signum)
+
+    def _end_command(self) -> int:
+        """The command's exit code, 0 without one. After trouble it may run to its own end; otherwise its
+        time is over."""
+        if self._command is None:
+            return 0
+        if self._command_code is None and self._trouble is not None:
+            _say(f"{self._trouble.message}; the command goes on")
+            while self._command_code is None and self._interrupts < 2:
+                self._command_code = children.wait_until(self._command, time.monotonic() + 1.0)
+        if self._command_code is None:
+            _say("the recording is complete; ending the command")
+            children.end(self._command, _COMMAND_END_SECONDS)
+            return 0 if not self._interrupts else 130
+        return self._command_code
+
+    def _finish(self) -> None:
+        """Write the last chunk and say what came of it."""
+        if self._writer is None:
+            os.close(self._fd)
+            with suppress(OSError):
+                os.unlink(self._options.path)
+            self._trouble = self._trouble or GpuprofError("nothing was recorded", exit_code=EXIT_UNAVAILABLE)
+            return
+        try:
+            self._writer.close()
+        except GpuprofError as error:
+            self._trouble = self._trouble or error
+        os.close(self._fd)
+        seconds = max(0, self._last_ns - self._first_ns) / 1e9
+        samples, size = self._writer.rows_written[0], self._writer.bytes_written
+        _say(f"wrote {self._options.path}: {seconds:.1f} s, {samples:,} CPU samples, {size / 1e6:.1f} MB")
+
+    def _announce(self) -> None:
+        ends = [
+            *([f"after {self._options.seconds:g} s"] if self._options.seconds is not None else []),
+            *(["with the command"] if self._options.command else []),
+            "on Ctrl-C",
+        ]
+        _say(f"recording to {self._options.path}; ends {' or '.join(ends)}")
+        if self._cpu is not None and self._cpu.state != "ok":
+            _say(f"no CPU stacks ({self._cpu.state}): {self._cpu.reason}")
+            _say(f"  {self._sudo_line or self._cpu.hint}")
+
+
+def _create(path: str, *, overwrite: bool) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_TRUNC if overwrite else os.O_EXCL)
+    try:
+        return os.open(path, flags, 0o600)
+    except FileExistsError as error:
+        raise FileError(f"{path} is there already", "choose another name, or give --force") from error
+    except OSError as error:
+        raise FileError(f"{path} cannot be created: {error.strerror}") from error
+
+
+def _catch_signals() -> int:
+    wake_r, wake_w = os.pipe()
+    os.set_blocking(wake_r, False)
+    os.set_blocking(wake_w, False)
+    for signum in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, lambda _signum, _frame: None)
+    signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
+    return wake_r
+
+
+def _say(text: str) -> None:
+    with suppress(OSError):
+        print(f"gpuprof-tui: {text}", file=sys.stderr, flush=True)

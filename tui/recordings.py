@@ -1,0 +1,31 @@
+"""Snapshot files as transports: one that was asked for, and the recording that comes with the program."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gpuprof.snapshots.history import History
+from gpuprof.tui.transports import HistoryTransport
+
+
+def open_file(path: str) -> HistoryTransport:
+    """A transport over a snapshot file, which is read (in a thread) when the transport is opened."""
+    transport = HistoryTransport(lambda: _read(path, transport), Path(path).name)
+    return transport
+
+
+def _read(path: str, transport: HistoryTransport) -> History:
+    from gpuprof.snapshots.file import read_snapshot
+
+    opened = read_snapshot(path)
+    transport.damage = opened.damage
+    return opened.history
+
+
+def bundled_recording() -> Path | None:
+    """The recording of a real GPU run that comes with the program; None when it was left out."""
+    from importlib.resources import files
+
+    folder = Path(str(files("gpuprof.snapshots"))) / "recorded"
+    found = sorted(folder.glob("*.gpuprof")) if folder.is_dir() else []
+    return found[0] if found else None

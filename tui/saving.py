@@ -1,0 +1,104 @@
+"""Writes a snapshot file from a running screen: fetch a range through a second stream, compress in a worker thread."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gpuprof.snapshots.errors import FileError, GpuprofError
+from gpuprof.snapshots.frames import Failure, Fetch, Fetched, Frame, Hello, Readings, Samples
+from gpuprof.tui.transports import Transport
+
+BATCH_FRAMES = 64
+SILENCE_S = 30.0  # a fetch that says nothing for so long has failed
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What was written: path as the person should see it, size, and what is inside."""
+
+    path: str
+    size_bytes: int
+    samples: int
+    readings: int
+
+
+def snapshot_name(host: str, wall_s: float) -> str:
+    """gpuprof-HOST-YYYYmmdd-HHMMSS.gpuprof, with nothing in HOST that a shell or a file system minds."""
+    host = re.sub(r"[^A-Za-z0-9._-]+", "_", host)[:64].strip("._-") or "node"
+    return f"gpuprof-{host}-{time.strftime('%Y%m%d-%H%M%S', time.localtime(wall_s))}.gpuprof"
+
+
+def create_here(name: str) -> tuple[int, str]:
+    """Create `name` in the current directory, never over something else: (descriptor, path). Raises OSError."""
+    stem, dot, suffix = name.rpartition(".")
+    for attempt in range(100):
+        tried = name if not attempt else f"{stem}-{attempt}{dot}{suffix}"
+        with contextlib.suppress(FileExistsError):
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            return os.open(tried, flags, 0o600), os.path.abspath(tried)
+    raise FileExistsError(f"{name} and 99 more exist")
+
+
+async def save_range(
+    source: Transport,
+    start_ns: int,
+    end_ns: int,
+    fd: int,
+    path: str,
+    on_progress: Callable[[int], None] = lambda _done_ns: None,
+) -> Saved:
+    """Fetch [start_ns, end_ns) from `source` (not open yet) and write it to `fd`, which is closed here.
+
+    `on_progress` gets the newest row's time so far. Raises GpuprofError; a part that was written stays readable.
+    """
+    from gpuprof.snapshots.file import SnapshotWriter
+
+    counts = {"samples": 0, "readings": 0}
+    writer: SnapshotWriter | None = None
+    batch: list[Frame] = []
+    try:
+        await source.open()
+        await source.send(Fetch(1, start_ns, end_ns))
+        stream = source.frames().__aiter__()
+        while True:
+            try:
+                frame = await asyncio.wait_for(stream.__anext__(), SILENCE_S)
+            except (StopAsyncIteration, asyncio.TimeoutError) as error:
+                raise GpuprofError("The sampler stopped sending before the snapshot was complete.") from error
+            if isinstance(frame, Failure):
+                raise GpuprofError(frame.message, frame.hint)
+            if isinstance(frame, Fetched):
+                break
+            if isinstance(frame, Hello):
+                writer = writer or await asyncio.to_thread(SnapshotWriter, fd, frame)
+                continue
+            batch.append(frame)
+            if isinstance(frame, Samples):
+                counts["samples"] += len(frame.time_ns)
+                on_progress(int(frame.time_ns.max(initial=0)))
+            elif isinstance(frame, Readings):
+                counts["readings"] += len(frame.value)
+            if writer is not None and len(batch) >= BATCH_FRAMES:
+                await asyncio.to_thread(writer.write, batch)
+                batch = []
+        if writer is None:
+            raise GpuprofError("The sampler sent no hello.")
+        await asyncio.to_thread(writer.write, batch)
+        await asyncio.to_thread(writer.close)
+        writer = None
+        return Saved(path, os.fstat(fd).st_size, counts["samples"], counts["readings"])
+    except OSError as error:
+        raise FileError(f"Cannot write {path}: {error.strerror or error}.") from error
+    finally:
+        if writer is not None:
+            with contextlib.suppress(OSError, GpuprofError):
+                writer.close()
+        with contextlib.suppress(OSError):
+            os.close(fd)
+        await source.close()

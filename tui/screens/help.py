@@ -1,0 +1,143 @@
+"""The help screen: every key, and what every number means."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.geometry import Size
+from textual.screen import ModalScreen
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+
+from gpuprof.tui.widgets.styled import Line, ink, palette_for
+
+HELP: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
+    (
+        "Anywhere",
+        (
+            ("q, Ctrl-C", "quit"),
+            ("?", "this page"),
+            ("Tab, Shift-Tab", "next, previous part: charts, tree, processes"),
+            ("v", "select a range of time; then arrows, Enter pins it"),
+            ("mouse drag on charts", "the same; Shift-drag selects text in the terminal"),
+            ("Esc", "let go: zoom first, then the range, then the filter"),
+            ("f", "filter the tree: pid 4711, tid 12, cpu 0-3, or part of a process name"),
+            ("/", "search the tree; n and N go to the next and the previous match"),
+            ("t", "tree by thread, and back"),
+            ("space", "pause the live tree, and go on (charts go on by themselves)"),
+            ("p", "process table: beside the tree, alone, or not at all"),
+            ("[ and ]", "less and more room for the charts"),
+            ("w", "save a snapshot of the pinned range, or of the whole history"),
+            ("D", "open the bundled recording of a GPU run; D again goes back"),
+        ),
+    ),
+    (
+        "Charts",
+        (
+            ("+ and -", "less and more time"),
+            ("left, right", "back and forth in time"),
+            ("v, arrows, Enter", "select and pin a range"),
+        ),
+    ),
+    (
+        "Tree",
+        (
+            ("arrows, h j k l", "move; left closes or goes to the caller, right opens or goes to the callee"),
+            ("PgUp PgDn Home End g G", "move far"),
+            ("Enter, double click", "zoom into a subtree; Esc zooms out"),
+            ("space", "on a row of a pinned range: open or close it"),
+            ("e, c", "open all, close all"),
+        ),
+    ),
+    (
+        "Processes",
+        (
+            ("Enter, double click", "keep the tree to this process"),
+            ("s, r, click a title", "sort by the next column, reverse"),
+        ),
+    ),
+    (
+        "What the numbers mean",
+        (
+            (
+                "width, % of a row",
+                "share of the samples whose stack passes through that code, of what is shown",
+            ),
+            ("% at the right edge", "self: samples in that very line, not in what it calls"),
+            (
+                "samples",
+                "each core is looked at 99 times a second (or as the header says): one sample is about 10 ms",
+            ),
+            ("", "of one core running this code. Idle cores give none; a thread that waits gives none."),
+            (
+                "colour",
+                "the binary that the code belongs to, the same in every run; Python and kernel have their own",
+            ),
+            ("other (n)", "n callees too small to show, summed, so that totals always add up"),
+            ("[truncated: …]", "the stack could not be read to its root, and why"),
+            ("stacks cut short", "how many samples of this tree those are"),
+            ("util %", "share of the driver's window in which a kernel ran at all; not how full the GPU was"),
+            ("SM, tensor, DRAM", "share of cycles in which those units worked (GPM)"),
+            ("CPU %", "of one core: 250 is two and a half cores"),
+            ("–", "not known, or not supported there; never 0"),
+            ("lost", "samples that the kernel had no room for; dropped: to this screen, because it was slow"),
+            ("sampler", "CPU of one core and memory that the sampler itself uses"),
+        ),
+    ),
+)
+
+
+class HelpText(ScrollView, can_focus=True):
+    """The text, drawn by line."""
+
+    ALLOW_SELECT = False
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up,k", "scroll_up", "up", show=False),
+        Binding("down,j", "scroll_down", "down", show=False),
+    ]
+
+    def on_mount(self) -> None:
+        self._build()
+
+    def on_resize(self) -> None:
+        self._build()
+
+    def _build(self) -> None:
+        self._lines: list[Line] = []
+        palette = palette_for(self)
+        width = max(20, self.size.width)
+        key_cells = 24 if width >= 70 else 16
+        for title, entries in HELP:
+            self._lines.append(Line().add(title, ink(palette.accent, bold=True)))
+            for key, meaning in entries:
+                rest = meaning.split()
+                first = True
+                while rest or first:
+                    line = Line().add("  " + (key if first else ""), ink(palette.lines[0])).pad_to(key_cells)
+                    text = ""
+                    while rest and len(text) + len(rest[0]) + 1 <= width - key_cells:
+                        text += rest.pop(0) + " "
+                    if not text and rest:
+                        text = rest.pop(0)
+                    self._lines.append(line.add(text, ink(palette.text)))
+                    first = False
+            self._lines.append(Line())
+        self.virtual_size = Size(self.size.width, len(self._lines))
+
+    def render_line(self, y: int) -> Strip:
+        row = y + round(self.scroll_y)
+        line = self._lines[row] if row < len(self._lines) else Line()
+        return line.strip(self.size.width, self.rich_style)
+
+
+class HelpScreen(ModalScreen[None]):
+    """Shown over the main screen; any of ? q Esc closes it."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,q,question_mark", "dismiss", "close", show=False),
+    ]
+
+    def compose(self) -> ComposeResult:
+        yield HelpText(id="help-text")

@@ -1,0 +1,315 @@
+"""The main screen: places the parts, feeds them from the session at the pace of the terminal, and answers the keys."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical
+from textual.screen import Screen
+
+from gpuprof.snapshots.errors import GpuprofError
+from gpuprof.snapshots.names import clean
+from gpuprof.tui.model import Change
+from gpuprof.tui.process_rows import process_rows
+from gpuprof.tui.session import Session
+from gpuprof.tui.tree_feed import Filter, parse_filter
+from gpuprof.tui.widgets import status_bar
+from gpuprof.tui.widgets.chart_stack import ChartStack
+from gpuprof.tui.widgets.flame_tree import FlameTree
+from gpuprof.tui.widgets.header import Header
+from gpuprof.tui.widgets.process_table import ProcessTable
+from gpuprof.tui.widgets.prompt import FILTER, SEARCH, Prompt
+from gpuprof.tui.widgets.styled import Lines, palette_for
+
+if TYPE_CHECKING:
+    from gpuprof.tui.app import GpuprofApp
+
+SIDE_BY_SIDE_COLUMNS = 130
+LEAST_TREE_ROWS = 9
+LEAST_CHART_ROWS = 5
+
+
+class MainScreen(Screen[None]):
+    """One session on the screen."""
+
+    AUTO_FOCUS = "#tree"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("slash", "ask('search')", "search", show=False),
+        Binding("f", "ask('filter')", "filter", show=False),
+        Binding("v", "select", "select a range", show=False),
+        Binding("escape", "let_go", "let go", show=False),
+        Binding("t", "by_thread", "by thread", show=False),
+        Binding("space", "pause", "pause", show=False, priority=False),
+        Binding("p", "processes", "processes", show=False),
+        Binding("left_square_bracket", "share(-1)", "less charts", show=False),
+        Binding("right_square_bracket", "share(1)", "more charts", show=False),
+        Binding("n", "match(1)", "next match", show=False),
+        Binding("N", "match(-1)", "previous match", show=False),
+        Binding("1", "tree_tab('cpu')", "CPU", show=False),
+        Binding("2", "tree_tab('gpu')", "GPU time", show=False),
+        Binding("3", "tree_tab('idle')", "GPU idle", show=False),
+        Binding("4", "tree_tab('offcpu')", "off-CPU", show=False),
+    ]
+
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self.session = session
+        self._chart_share = 0.5
+        self._table = "auto"  # auto, beside, alone, none
+        self._last_process_ns = -(10**18)
+
+    def compose(self) -> ComposeResult:
+        yield Header(self.session.model, id="header")
+        yield ChartStack(id="charts")
+        yield Lines(id="summary")
+        with Horizontal(id="lower"):
+            with Vertical(id="tree-pane"):
+                yield Lines(id="tree-title")
+                yield Lines(id="breadcrumb")
+                yield FlameTree(id="tree")
+                yield Lines(id="details")
+                yield Lines(id="legend")
+            yield ProcessTable(id="table")
+        yield Prompt(id="prompt")
+        yield Lines(id="footer")
+
+    def on_mount(self) -> None:
+        self.header = self.query_one(Header)
+        self.charts = self.query_one(ChartStack)
+        self.flame = self.query_one(FlameTree)
+        self.table = self.query_one(ProcessTable)
+        self.prompt = self.query_one(Prompt)
+        self.show_session(self.session)
+
+    # ------------------------------------------------------------------------------------------------------ refreshing
+
+    def show_session(self, session: Session) -> None:
+        """Look at another source."""
+        self.session = session
+        model = session.model
+        self.header.model = model
+        self.header.label = session.transport.label if not session.transport.live else ""
+        self.charts.clear_range()
+        self.charts.set_store(model.store)
+        self.charts.live = model.live
+        self.flame.reset_view()
+        session.tree_changed = session.link_changed = True
+        self._last_process_ns = -(10**18)
+        self.update_all(Change.NODE | Change.STATUS | Change.READINGS | Change.PROCESSES)
+
+    def update_all(self, changes: Change) -> None:
+        """Bring the parts up to date with what changed in the session; called a few times a second."""
+        session = self.session
+        model = session.model
+        if Change.NODE in changes:
+            self.charts.set_gpus(model.gpus)
+            self.charts.set_clock(0, model.wall_ns(0))
+        if Change.PROCESSES in changes:
+            self.charts.set_processes({pid: process.name for pid, process in model.processes.items()})
+        self.header.link_text = status_bar.link_text(session)
+        self._arrange(self.header.update(self._header_rows()))
+        if model.hello is not None and (model.live or Change.READINGS in changes or Change.NODE in changes):
+            self.charts.now_ns = model.now_ns  # draws the charts
+            if not model.live:
+                self.charts.show_all()
+        if model.now_ns - self._last_process_ns >= 10**9 or not model.live:
+            self._last_process_ns = model.now_ns
+            self.table.set_rows(
+                process_rows(model.store, model.processes, model.gpus, model.now_ns, live=model.live)
+            )
+        if session.tree_changed or session.link_changed or Change.STATUS in changes:
+            self._update_tree()
+        self._update_lines()
+
+    def _update_tree(self) -> None:
+        session = self.session
+        message = status_bar.tree_message(session, palette_for(self))
+        if message:
+            self.flame.set_message(message)
+        elif session.tree is not None and (session.tree_changed or self.flame.rows is None):
+            self.flame.set_tree(session.tree)
+        session.tree_changed = session.link_changed = False
+
+    def _update_lines(self) -> None:
+        session, palette, width = self.session, palette_for(self), self.size.width
+        rows = self.flame.rows
+        match = ""
+        if self.flame.needle and rows is not None:
+            match = f"/{clean(self.flame.needle, 40)}: {100 * rows.match_fraction:.1f} % of all"
+            if rows.matches is not None and not rows.matches.any():
+                match = f"/{clean(self.flame.needle, 40)}: not here"
+        pane = self.flame.parent
+        pane_width = pane.size.width if isinstance(pane, Vertical) else width
+        summary = status_bar.summary_line(session, palette, width)
+        self._line("#summary", summary)
+        self.query_one("#summary").display = summary.cells > 0
+        title = status_bar.tree_title(session, palette, pane_width, match, self.flame.has_focus)
+        self._line("#tree-title", title)
+        details = self.flame.details_lines(pane_width, 1 if self.size.height < 20 else 4)
+        widget = self.query_one("#details", Lines)
+        self._set_height(widget, len(details))
+        widget.show(details)
+        self._line("#legend", self.flame.legend_line(pane_width))
+        crumb = self.flame.breadcrumb_line(pane_width)
+        breadcrumb = self.query_one("#breadcrumb", Lines)
+        breadcrumb.display = crumb.cells > 0
+        breadcrumb.show([crumb])
+        extra = (
+            (1, "D", "live" if not self.session.model.live and len(self.gpuprof.sessions) > 1 else "demo"),
+        )
+        wanted = not self.session.model.gpus or len(self.gpuprof.sessions) > 1
+        self._line("#footer", status_bar.footer_line(palette, width, extra if wanted else ()))
+
+    def _line(self, selector: str, line: Any) -> None:
+        self.query_one(selector, Lines).show([line])
+
+    @property
+    def gpuprof(self) -> GpuprofApp:
+        return cast("GpuprofApp", self.app)
+
+    # -------------------------------------------------------------------------------------------------------- placing
+
+    def _header_rows(self) -> int:
+        return max(2, min(8, self.size.height // 5))
+
+    def _arrange(self, header_rows: int) -> None:
+        """Share the height between charts and tree, and decide whether the process table stands beside the tree."""
+        height, width = self.size.height, self.size.width
+        if not height:
+            return
+        left = height - header_rows - 1  # the footer
+        charts = max(LEAST_CHART_ROWS, min(round(left * self._chart_share), left - LEAST_TREE_ROWS))
+        self._set_height(self.header, header_rows)
+        self._set_height(self.charts, max(1, charts))
+        beside = self._table == "beside" or (self._table == "auto" and width >= SIDE_BY_SIDE_COLUMNS)
+        self.table.styles.width = "1fr" if self._table == "alone" else max(50, min(84, width * 3 // 8))
+        lower = self.query_one("#lower")
+        lower.set_class(beside, "-side")
+        lower.set_class(self._table == "alone", "-table")
+        legend = self.query_one("#legend")
+        legend.display = left - charts >= LEAST_TREE_ROWS + 1
+
+    @staticmethod
+    def _set_height(widget: Any, rows: int) -> None:
+        height = widget.styles.height
+        if height is None or height.value != rows:
+            widget.styles.height = rows
+
+    def on_resize(self, event: events.Resize) -> None:
+        if hasattr(self, "header"):
+            self.update_all(Change.NONE)
+
+    def _on_timer_update(self) -> None:
+        """Redraws wait until the terminal has taken the last one; what changes meanwhile is drawn once, as it is then."""
+        driver = self.app._driver
+        if getattr(driver, "ready", True):
+            super()._on_timer_update()
+
+    # ------------------------------------------------------------------------------------------------------- messages
+
+    def on_chart_stack_range_selected(self, event: ChartStack.RangeSelected) -> None:
+        self.session.feed.pin(event.start_ns, event.end_ns)
+        self.flame.focus()  # what comes next is reading the tree
+        self._asked_anew()
+
+    def on_chart_stack_range_cleared(self, _event: ChartStack.RangeCleared) -> None:
+        self.session.feed.unpin()
+        self._asked_anew()
+
+    def _asked_anew(self) -> None:
+        self.gpuprof.ask_soon()
+        self._update_lines()
+
+    def on_flame_tree_moved(self) -> None:
+        self._update_lines()
+
+    def on_descendant_focus(self) -> None:
+        if hasattr(self, "header"):
+            self._update_lines()
+
+    def on_process_table_chosen(self, event: ProcessTable.Chosen) -> None:
+        self._set_filter(Filter(f"pid {event.pid}", pids=(event.pid,)))
+        if self._table == "alone":
+            self._table = "none"
+            self._arrange(self.header.size.height)
+        self.flame.focus()
+
+    def _set_filter(self, wanted: Filter) -> None:
+        self.session.feed.set(filter=wanted)
+        self._asked_anew()
+
+    def on_prompt_typed(self, event: Prompt.Typed) -> None:
+        if event.mode == SEARCH:
+            self.flame.search(event.text)
+
+    def on_prompt_done(self, event: Prompt.Done) -> None:
+        if event.mode == SEARCH and not event.accepted:
+            self.flame.search("")
+        if event.mode == FILTER and event.accepted:
+            names = {pid: process.name for pid, process in self.session.model.processes.items()}
+            try:
+                self._set_filter(parse_filter(event.text, names))
+            except GpuprofError as error:
+                self.gpuprof.tell(error.message, error.hint, "error")
+                self.prompt.ask(FILTER, event.text)
+                return
+        self.flame.focus()
+
+    # --------------------------------------------------------------------------------------------------------- actions
+
+    def action_ask(self, mode: str) -> None:
+        self.prompt.ask(mode, self.session.feed.filter.text if mode == FILTER else self.flame.needle)
+
+    def action_select(self) -> None:
+        self.charts.focus()
+        self.charts.action_select()
+
+    def action_let_go(self) -> None:
+        """Esc from outside: the range first, then the search, then the filter."""
+        feed = self.session.feed
+        if feed.pinned is not None:
+            self.charts.clear_range()
+            feed.unpin()
+        elif self.flame.needle:
+            self.flame.search("")
+        elif feed.filter:
+            feed.set(filter=Filter())
+        self._asked_anew()
+
+    def action_by_thread(self) -> None:
+        self.session.feed.set(by_thread=not self.session.feed.by_thread)
+        self._asked_anew()
+
+    def action_pause(self) -> None:
+        feed = self.session.feed
+        feed.paused = not feed.paused
+        self._update_lines()
+
+    def action_processes(self) -> None:
+        wide = self.size.width >= SIDE_BY_SIDE_COLUMNS
+        shown = (
+            "beside" if self._table == "auto" and wide else "none" if self._table == "auto" else self._table
+        )
+        order = ["none", "beside", "alone"] if self.size.width >= 100 else ["none", "alone"]
+        place = order.index(shown) if shown in order else 0
+        self._table = order[(place + 1) % len(order)]
+        self._arrange(self.header.size.height)
+        (self.flame if self._table == "none" else self.table).focus()
+
+    def action_share(self, step: int) -> None:
+        self._chart_share = min(0.9, max(0.1, self._chart_share + 0.08 * step))
+        self._arrange(self.header.size.height)
+
+    def action_match(self, step: int) -> None:
+        self.flame.action_match(step)
+
+    def action_tree_tab(self, tree: str) -> None:
+        if tree != "cpu":
+            names = {"gpu": "GPU time by launching stack", "idle": "what the host did while the GPU was idle"}
+            name = names.get(tree, "what threads waited for (off-CPU)")
+            self.gpuprof.tell(
+                f"This version does not record {name} yet.", "Only CPU stacks can be shown.", "warning"
+            )

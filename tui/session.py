@@ -1,0 +1,78 @@
+"""One source on the screen: its model, its link, and the tree that was last answered. A live node or an opened recording."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from gpuprof.snapshots.frames import Failure, Tree
+from gpuprof.tui.link import Link, LinkState
+from gpuprof.tui.model import Model
+from gpuprof.tui.transports import Transport
+from gpuprof.tui.tree_feed import TreeFeed
+
+
+class Session:
+    """Everything about one source, and nothing about widgets: the screen looks at it at its own pace."""
+
+    def __init__(self, transport: Transport) -> None:
+        self.transport = transport
+        self.model = Model()
+        self.feed = TreeFeed()
+        self.link = Link(transport, self.model, self._on_answer, self._on_state)
+        self.tree: Tree | None = None
+        self.failure: Failure | None = None
+        self.tree_changed = False
+        self.link_changed = True
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to connect, in the running loop."""
+        if self._task is None:
+            self._task = asyncio.create_task(self.link.run(), name=f"link {self.transport.label}")
+
+    async def stop(self) -> None:
+        """Close the link and end its task."""
+        await self.link.close()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    @property
+    def crashed(self) -> BaseException | None:
+        """The exception that ended the link's task, which is a bug; None while all is well."""
+        task = self._task
+        if task is None or not task.done() or task.cancelled():
+            return None
+        return task.exception()
+
+    @property
+    def file_span(self) -> tuple[int, int] | None:
+        """Extent of an opened file that has been read; None for a live node."""
+        span = self.transport.span
+        return span if span is not None and self.model.hello is not None and span[0] < span[1] else None
+
+    async def ask(self) -> None:
+        """Send the query that is due, if one is."""
+        if self.link.state.state != "open" or self.model.hello is None:
+            return
+        query = self.feed.due(time.monotonic_ns(), self.model.now_ns, self.file_span)
+        if query is not None and not await self.link.send(query):
+            self.feed.restart()
+
+    def _on_answer(self, answer: Tree | Failure) -> None:
+        if not self.feed.accept(answer.id):
+            return
+        if isinstance(answer, Tree):
+            self.tree, self.failure = answer, None
+        else:
+            self.failure = answer
+        self.tree_changed = True
+
+    def _on_state(self, state: LinkState) -> None:
+        if state.state == "open":
+            self.feed.restart()
+            if self.transport.span is not None:
+                self.model.newest_ns = self.transport.span[1]
+        self.link_changed = True

@@ -1,0 +1,148 @@
+"""Which tree the screen wants now: the pinned range or the last seconds, under which filter; and which answers are still good."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from gpuprof.snapshots.errors import GpuprofError
+from gpuprof.snapshots.frames import Query
+from gpuprof.snapshots.names import clean
+
+LIVE_WINDOW_NS = 30 * 10**9
+LIVE_PERIOD_NS = 2 * 10**9
+ANSWER_TIMEOUT_NS = 15 * 10**9
+MAX_LISTED = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Processes, threads and cores to keep; an empty list keeps all. `text` is what the person typed."""
+
+    text: str = ""
+    pids: tuple[int, ...] = ()
+    tids: tuple[int, ...] = ()
+    cpus: tuple[int, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.pids or self.tids or self.cpus)
+
+
+def parse_filter(text: str, process_names: Mapping[int, str]) -> Filter:
+    """Read "pid 4711", "tid 12", "cpu 0-3,8" (in any combination) or part of a process name.
+
+    Raises GpuprofError, with what was not understood.
+    """
+    found: dict[str, list[int]] = {"pid": [], "tid": [], "cpu": []}
+    names: list[str] = []
+    words = text.replace("=", " ").replace(":", " ").split()
+    while words:
+        word = words.pop(0)
+        kind = {"process": "pid", "thread": "tid", "core": "cpu"}.get(word.lower(), word.lower())
+        if kind in found and words:
+            found[kind] += _numbers(words.pop(0), kind)
+        elif kind.rstrip("0123456789,-") in found and kind[3:]:
+            found[kind[:3]] += _numbers(kind[3:], kind[:3])
+        elif kind in found:
+            raise GpuprofError(f"{kind} what?", f"For example: {kind} 0")
+        elif word.isdigit():
+            found["pid"].append(int(word))
+        else:
+            names.append(word)
+    if names:
+        wanted = " ".join(names).casefold()
+        pids = [pid for pid, name in process_names.items() if wanted in name.casefold()]
+        if not pids:
+            raise GpuprofError(
+                f"no process is called {clean(wanted, 40)}",
+                "Filters are: pid N, tid N, cpu N, or part of a process name.",
+            )
+        found["pid"] += pids[:MAX_LISTED]
+    return Filter(" ".join(text.split()), tuple(found["pid"]), tuple(found["tid"]), tuple(found["cpu"]))
+
+
+def _numbers(text: str, kind: str) -> list[int]:
+    result: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        if not first.isascii() or not first.isdigit() or (dash and not (last.isascii() and last.isdigit())):
+            raise GpuprofError(
+                f"{clean(text, 40)} is not a {kind} number", f"For example: {kind} 0 or {kind} 0-3"
+            )
+        low, high = int(first), int(last) if dash else int(first)
+        if high < low or high - low >= MAX_LISTED or high > 2**31:
+            raise GpuprofError(f"{clean(text, 40)} is not a usable range of {kind} numbers")
+        result += range(low, high + 1)
+    return result
+
+
+@dataclass(slots=True)
+class TreeFeed:
+    """Decides when to ask and what; the newest question wins, and an answer to an older one is dropped."""
+
+    tree: str = "cpu"
+    pinned: tuple[int, int] | None = None
+    filter: Filter = Filter()
+    by_thread: bool = False
+    paused: bool = False
+    _last_id: int = 0
+    _asked_ns: int | None = None
+    _answered: bool = True
+    _stale: bool = True
+
+    def pin(self, start_ns: int, end_ns: int) -> None:
+        """Show this range and nothing else."""
+        self.pinned, self._stale = (start_ns, end_ns), True
+
+    def unpin(self) -> None:
+        """Back to the last seconds."""
+        self.pinned, self._stale = None, True
+
+    def set(
+        self, *, filter: Filter | None = None, by_thread: bool | None = None, tree: str | None = None
+    ) -> None:
+        """Change what is asked for."""
+        if filter is not None:
+            self.filter = filter
+        if by_thread is not None:
+            self.by_thread = by_thread
+        if tree is not None:
+            self.tree = tree
+        self._stale = True
+
+    def restart(self) -> None:
+        """After a reconnect: whatever was asked will not be answered."""
+        self._answered, self._stale = True, True
+
+    def due(self, local_ns: int, now_ns: int, span: tuple[int, int] | None) -> Query | None:
+        """The query to send now, or None. `local_ns` paces; `now_ns` is the node's clock; `span` is a file's extent."""
+        if (
+            not self._answered
+            and self._asked_ns is not None
+            and local_ns - self._asked_ns < ANSWER_TIMEOUT_NS
+            and not self._stale
+        ):
+            return None
+        refresh = (
+            self.pinned is None
+            and span is None
+            and not self.paused
+            and (self._asked_ns is None or local_ns - self._asked_ns >= LIVE_PERIOD_NS)
+        )
+        if not self._stale and not refresh and self._answered:
+            return None
+        start, end = self.pinned or span or (max(0, now_ns - LIVE_WINDOW_NS), now_ns)
+        if end <= start:
+            return None
+        self._last_id += 1
+        self._asked_ns, self._answered, self._stale = local_ns, False, False
+        kept = self.filter
+        query = Query(self._last_id, self.tree, start, end, list(kept.pids), list(kept.tids), list(kept.cpus))
+        return replace(query, by_thread=self.by_thread)
+
+    def accept(self, answer_id: int) -> bool:
+        """True when this is the answer to the newest question."""
+        if answer_id != self._last_id or self._answered:
+            return False
+        self._answered = True
+        return True

@@ -1,0 +1,209 @@
+"""How one row of the flame tree, its details, the legend and the breadcrumb are drawn."""
+
+from __future__ import annotations
+
+from gpuprof.snapshots.frames import FrameKind
+from gpuprof.snapshots.names import clean, fit
+from gpuprof.tui.palette import Palette, binary_color, frame_color
+from gpuprof.tui.timescale import duration_text
+from gpuprof.tui.widgets.flame_rows import FlameRows
+from gpuprof.tui.widgets.styled import Line, bar, ink, percent
+from rich.cells import cell_len
+from rich.style import Style
+
+NAME_CELLS = 64  # longer names are cut; the details line has the whole
+_PERCENT_CELLS = 8
+_SELF_CELLS = 9
+_NARROW = 100
+_MAX_ANCESTORS = 2000
+_CONTAINERS = (FrameKind.ROOT, FrameKind.PROCESS, FrameKind.THREAD)
+
+
+def kind_of(rows: FlameRows, node: int) -> FrameKind:
+    """The kind of a node; a number that this version does not know is UNKNOWN."""
+    number = int(rows.tree.kind[node])
+    return FrameKind(number) if 0 <= number <= FrameKind.UNKNOWN else FrameKind.UNKNOWN
+
+
+def weight_text(rows: FlameRows, weight: float) -> str:
+    """A weight in the unit of the tree: "1,234 samples" or "1.3 s"."""
+    if rows.tree.unit == "ns":
+        return duration_text(max(0, int(weight)))
+    count = round(weight)
+    return f"{count:,} sample" + ("" if count == 1 else "s")
+
+
+def name_of(rows: FlameRows, node: int) -> str:
+    """The clean name of a node, whole."""
+    return "all" if node == 0 else clean(rows.tree.strings[rows.tree.name[node]])
+
+
+def place_of(rows: FlameRows, node: int) -> str:
+    """Where a node's code is, short: "train.py:88", or the binary for native code; empty when not known."""
+    tree = rows.tree
+    path = tree.strings[tree.file[node]] if tree.file[node] else ""
+    if path:
+        line = int(tree.line[node])
+        return clean(path.rsplit("/", 1)[-1], 60) + (f":{line}" if line else "")
+    kind = kind_of(rows, node)
+    if kind in (FrameKind.NATIVE, FrameKind.JIT) and tree.binary[node]:
+        return clean(tree.strings[tree.binary[node]], 60)
+    return ""
+
+
+class RowPainter:
+    """Draws rows of one FlameRows at one width."""
+
+    def __init__(self, rows: FlameRows, palette: Palette, width: int, needle: str) -> None:
+        self._rows = rows
+        self._palette = palette
+        self._width = width
+        self._needle = needle.casefold()
+        self._bar_cells = 8 if width < _NARROW else 16
+
+    def line(self, node: int) -> Line:
+        """The row of `node`: percent, bar, guides, name, place, and its own share at the right edge."""
+        rows, palette = self._rows, self._palette
+        tree = rows.tree
+        base = max(float(tree.total_weight[rows.root]), 1e-300)
+        fraction = float(tree.total_weight[node]) / base
+        own = float(tree.self_weight[node]) / base
+        kind = kind_of(rows, node)
+        color = frame_color(kind, tree.strings[tree.binary[node]], palette)
+        dim = ink(palette.dim)
+        bar_color = palette.dim if kind in _CONTAINERS else color
+        line = Line().add(percent(fraction, _PERCENT_CELLS - 1) + " ", ink(palette.text))
+        line.add(bar(fraction, self._bar_cells) + " ", ink(bar_color))
+        guides = self.guides(node)
+        line.add(guides, ink(palette.rule))
+        marker = ("▾ " if rows.expanded[node] else "▸ ") if rows.has_children[node] else "  "
+        line.add(marker, dim)
+        room = self._width - line.cells - _SELF_CELLS - 1
+        self._add_name(line, node, kind, color, room)
+        if own >= 0.0005 and kind is not FrameKind.OTHER:
+            line.pad_to(self._width - _SELF_CELLS).add(
+                percent(own, _SELF_CELLS - 1), ink(palette.text if own >= 0.05 else palette.dim)
+            )
+        return line
+
+    def _add_name(self, line: Line, node: int, kind: FrameKind, color: str, room: int) -> None:
+        rows, palette = self._rows, self._palette
+        name = fit(name_of(rows, node), max(min(room, NAME_CELLS), 4))
+        if node == 0:
+            name = f"all  {weight_text(rows, float(rows.tree.total_weight[0]))}"
+        style = ink(color, bold=kind in _CONTAINERS, italic=kind in (FrameKind.OTHER, FrameKind.UNKNOWN))
+        start = line.cells
+        if self._needle and rows.matches is not None and rows.matches[node]:
+            self._add_highlighted(line, name, color)
+        else:
+            line.add(name, style)
+        place = place_of(rows, node)
+        left = room - (line.cells - start) - 3
+        if place and left > 6:
+            line.add(" (", ink(palette.dim)).add(place, ink(palette.dim), at_most=left).add(
+                ")", ink(palette.dim)
+            )
+
+    def _add_highlighted(self, line: Line, name: str, color: str) -> None:
+        marked = ink(
+            self._palette.background if self._palette.background != "default" else "black",
+            self._palette.accent,
+        )
+        at = name.casefold().find(self._needle)
+        if at < 0 or len(name.casefold()) != len(name):
+            line.add(name, ink(self._palette.accent, underline=True))
+            return
+        end = at + len(self._needle)
+        line.add(name[:at], ink(color)).add(name[at:end], marked).add(name[end:], ink(color))
+
+    def guides(self, node: int) -> str:
+        """The lines that join a row to its siblings; deep ones are cut at the left so that the name stays in sight."""
+        rows = self._rows
+        parts: list[str] = []
+        place = node
+        for _ in range(_MAX_ANCESTORS):
+            if place == rows.root:
+                break
+            parent = int(rows.parent[place])
+            if rows.branches[parent]:
+                if place == node:
+                    parts.append("├ " if rows.has_next[place] else "└ ")
+                else:
+                    parts.append("│ " if rows.has_next[place] else "  ")
+            place = parent
+        text = "".join(reversed(parts))
+        limit = max(8, self._width // 3)
+        return text if len(text) <= limit else "⋯ " + text[-(limit - 2) :]
+
+    def expander_cells(self, node: int) -> tuple[int, int]:
+        """First and last column of the open/close marker of a row."""
+        start = _PERCENT_CELLS + self._bar_cells + 1 + len(self.guides(node))
+        return start, start + 1
+
+
+def details(rows: FlameRows, node: int, palette: Palette, width: int, max_lines: int) -> list[Line]:
+    """Everything about one node: weights, whole name, kind, file and binary; the name goes on over further lines."""
+    tree = rows.tree
+    text, dim, bold = ink(palette.text), ink(palette.dim), ink(palette.text, bold=True)
+    total, own = float(tree.total_weight[node]), float(tree.self_weight[node])
+    whole = max(rows.total, 1e-300)
+    line = Line().add(" ")
+    line.add(f"total {weight_text(rows, total)} ({100 * total / whole:.1f} %)", text).add("  ")
+    line.add(f"self {weight_text(rows, own)} ({100 * own / whole:.1f} %)", text).add("  ")
+    words: list[tuple[str, Style]] = [(name_of(rows, node), bold)]
+    kind = kind_of(rows, node)
+    if kind not in _CONTAINERS:
+        words.append((kind.label, dim))
+    if tree.file[node]:
+        number = int(tree.line[node])
+        words.append((clean(tree.strings[tree.file[node]]) + (f":{number}" if number else ""), dim))
+    if tree.binary[node]:
+        words.append((clean(tree.strings[tree.binary[node]]), dim))
+    lines = [line]
+    for word, style in words:
+        rest = word
+        while rest:
+            room = width - 1 - lines[-1].cells
+            if width > room + 2 and room < min(cell_len(rest), 24) and len(lines) < max_lines:
+                lines.append(Line().add("   "))
+                continue
+            head = rest if len(lines) == max_lines else chop(rest, room)
+            lines[-1].add(head, style, at_most=max(room, 0)).add("  ")
+            rest = rest[len(head) :]
+    return lines
+
+
+def chop(text: str, cells: int) -> str:
+    """The beginning of `text` that fits in `cells`, at least one character."""
+    used = 0
+    for place, character in enumerate(text):
+        used += cell_len(character)
+        if used > cells:
+            return text[: max(place, 1)]
+    return text
+
+
+def legend(rows: FlameRows, palette: Palette, width: int) -> Line:
+    """Binaries by own weight, each with its colour and share, as many as fit."""
+    whole = max(float(rows.tree.total_weight[rows.root]), 1e-300)
+    line = Line().add(" ")
+    for name, weight in rows.weight_by_binary():
+        kind = FrameKind.PYTHON if name == "python" else FrameKind.NATIVE
+        color = frame_color(kind, name, palette) if kind is FrameKind.PYTHON else binary_color(name, palette)
+        item = Line().add("■ ", ink(color)).add(fit(clean(name), 24), ink(palette.text))
+        item.add(f" {100 * weight / whole:.0f} %  ", ink(palette.dim))
+        if line.cells + item.cells > width:
+            break
+        line.extend(item)
+    return line
+
+
+def breadcrumb(rows: FlameRows, palette: Palette, width: int) -> Line:
+    """Names from the root to the zoom root, cut at the left when they do not fit."""
+    names = [fit(name_of(rows, node), 30) for node in reversed([rows.root, *rows.ancestors(rows.root)[:40]])]
+    while len(names) > 2 and sum(len(name) + 3 for name in names) > width - 24:
+        del names[1]
+        names[0] = "…"
+    line = Line().add(" zoom: ", ink(palette.accent))
+    line.add(" › ".join(names), ink(palette.text), at_most=max(8, width - 20))
+    return line.add("  Esc out", ink(palette.dim))
