@@ -1,9 +1,10 @@
 """Reader of BTF, the kernel's own type description: where a field lies in a structure.
 
-The format (kernel, Documentation/bpf/btf.rst): a header {u16 magic 0xeb9f, u8 version, u8 flags, u32 header length, u32 type
-offset, u32 type length, u32 string offset, u32 string length}, then types {u32 name, u32 info, u32 size or type} numbered
-from 1, each followed by data that depends on its kind: info bits 24-28 are the kind, bits 0-15 a count. Members of a
-structure are {u32 name, u32 type, u32 bit offset}; with info bit 31 set only the low 24 bits of the offset are the offset.
+The format (kernel, Documentation/bpf/btf.rst): a header {u16 magic 0xeb9f, u8 version, u8 flags, u32 header
+length, u32 type offset, u32 type length, u32 string offset, u32 string length}, then types {u32 name, u32
+info, u32 size or type} numbered from 1, each followed by data that depends on its kind: info bits 24-28 are
+the kind, bits 0-15 a count. Members of a structure are {u32 name, u32 type, u32 bit offset}; with info bit 31
+set only the low 24 bits of the offset are the offset.
 """
 
 from __future__ import annotations

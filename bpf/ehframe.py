@@ -1,4 +1,6 @@
-"""Unwind rows of a binary from its .eh_frame section: the C parser where it was built, else the same in Python."""
+"""Unwind rows of a binary from its .eh_frame section: the C parser where it was built, else the same in
+Python.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,8 @@ class EhFrameError(Exception):
 class UnwindRows:
     """Rows sorted by linked address, row 0 being the one before all others, without a rule.
 
-    rows u32[n]: index into `rules` << 16 | low half of the address; page_starts u32[pages + 1]: first row in each 64 KiB
-    from `first_page` (address >> 16) on; rules u64[k]: packed struct unwind_rule, rule 0 is none.
+    rows u32[n]: index into `rules` << 16 | low half of the address; page_starts u32[pages + 1]: first row in
+    each 64 KiB from `first_page` (address >> 16) on; rules u64[k]: packed struct unwind_rule, rule 0 is none.
     """
 
     rows: NDArray[np.uint32]
@@ -87,9 +89,8 @@ def load_library() -> ctypes.CDLL | None:
 def open_library(path: Path) -> ctypes.CDLL:
     """The C parser in this file; OSError when it is none."""
     library = ctypes.CDLL(str(path))
-    library.gpuprof_ehframe_build.argtypes = (
-        ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_uint64, ctypes.POINTER(_Result),
-    )  # fmt: skip
+    array = (ctypes.c_void_p, ctypes.c_uint64)
+    library.gpuprof_ehframe_build.argtypes = (*array, ctypes.c_uint64, *array, ctypes.POINTER(_Result))
     library.gpuprof_ehframe_build.restype = ctypes.c_int
     library.gpuprof_ehframe_free.argtypes = (ctypes.POINTER(_Result),)
     library.gpuprof_ehframe_free.restype = None
@@ -97,9 +98,11 @@ def open_library(path: Path) -> ctypes.CDLL:
 
 
 def build_rows(section: bytes, address: int, ranges: Sequence[tuple[int, int]]) -> UnwindRows:
-    """Rows of an .eh_frame section linked at `address`; FDEs outside of `ranges` (executable, [begin, end)) are dropped.
+    """Rows of an .eh_frame section linked at `address`; FDEs outside of `ranges` (executable, [begin, end))
+    are dropped.
 
-    Raises EhFrameError. The C parser takes about 0.4 us a function (and releases the GIL), the Python one about 10 us.
+    Raises EhFrameError. The C parser takes about 0.4 us a function (and releases the GIL), the Python one
+    about 10 us.
     """
     library = load_library()
     if library is None:

@@ -1,7 +1,8 @@
-"""The .eh_frame parser of ehframe.c in Python, for machines without a compiler: the same rows, some thirty times slower.
+"""The .eh_frame parser of ehframe.c in Python, for machines without a compiler: the same rows, some thirty
+times slower.
 
-The format and the meaning of rules and rows are described in ehframe.c and layout.bpf.h; limits and order of the work are
-the same, so that both give identical results on any input.
+The format and the meaning of rules and rows are described in ehframe.c and layout.bpf.h; limits and order of
+the work are the same, so that both give identical results on any input.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ class _Builder:
         pcs.append(pc)
         rules.append(index)
 
-    # -------------------------------------------------------------------------------------------------- entries
+    # ------------------------------------------------------------------------------------------------ entries
 
     def entry(self, offset: int) -> Reader | None:
         """The body of the entry at an offset; None at the end of what is well-formed."""
@@ -179,7 +180,7 @@ class _Builder:
             return False
         if cie.encoding & 0xE0:
             return False
-        self.run(cie, reader, cie.initial, 0, 0, False)
+        self.run(cie, reader, cie.initial, 0, 0, emit=False)
         return True
 
     def add_fde(self, offset: int, body: Reader, cie: Cie) -> None:
@@ -206,16 +207,18 @@ class _Builder:
         if cie.has_data:
             body.block()
         state = cie.initial.copy()
-        pc, state = self.run(cie, body, state, fde.begin, end, True)
+        pc, state = self.run(cie, body, state, fde.begin, end, emit=True)
         if pc < end:
             self.add_row(pc, state.pack(cie.signal_frame))
 
-    # --------------------------------------------------------------------------------------------- instructions
+    # ------------------------------------------------------------------------------------------- instructions
 
-    def run(self, cie: Cie, r: Reader, state: State, pc: int, end: int, emit: bool) -> tuple[int, State]:
-        """Run instructions, with rows for addresses from `pc` up to `end` when `emit`; (address, state) at the end.
+    def run(self, cie: Cie, r: Reader, state: State, pc: int, end: int, *, emit: bool) -> tuple[int, State]:
+        """Run instructions, with rows for addresses from `pc` up to `end` when `emit`; (address, state) at
+        the end.
 
-        Without `emit` the state that was passed in is the one that changes (remembered states are copied into it).
+        Without `emit` the state that was passed in is the one that changes (remembered states are copied into
+        it).
         """
         remembered: list[State] = []
         while r.at < r.end:
@@ -340,7 +343,7 @@ class _Builder:
                     return
         self.unsupported += 1
 
-    # --------------------------------------------------------------------------------------------------- result
+    # ------------------------------------------------------------------------------------------------- result
 
     def pack(self) -> UnwindRows:
         pcs = np.array(self.row_pc, np.uint64)

@@ -1,4 +1,6 @@
-"""What the Python .eh_frame parser (ehframe_python.py) reads and keeps: encoded values, the rules at one address, a CIE."""
+"""What the Python .eh_frame parser (ehframe_python.py) reads and keeps: encoded values, the rules at one
+address, a CIE.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """The include tree that bcc compiles against, so that no kernel headers need to be installed.
 
-bcc puts `-include include/linux/kconfig.h` on the command line of clang and its own helpers include eight kernel headers by
-name. Our programs use no kernel structure by name (offsets come from BTF), so each of these headers needs only the few
-declarations that bcc's helpers use: fixed-width types, the kernel version and a power-of-two macro. bcc brings its own copy
-of linux/bpf.h. The tree is written into a private directory and named by the environment variable BCC_KERNEL_SOURCE.
+bcc puts `-include include/linux/kconfig.h` on the command line of clang and its own helpers include eight
+kernel headers by name. Our programs use no kernel structure by name (offsets come from BTF), so each of these
+headers needs only the few declarations that bcc's helpers use: fixed-width types, the kernel version and a
+power-of-two macro. bcc brings its own copy of linux/bpf.h. The tree is written into a private directory and
+named by the environment variable BCC_KERNEL_SOURCE.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ _EMPTY = "#pragma once\n"
 
 
 def kernel_version_code(release: str) -> int:
-    """LINUX_VERSION_CODE of a release string such as "6.1.0-18-amd64"; 0 when it does not start with two numbers."""
+    """LINUX_VERSION_CODE of a release string such as "6.1.0-18-amd64"; 0 when it does not start with two
+    numbers.
+    """
     match = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", release)
     if match is None:
         return 0

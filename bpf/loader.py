@@ -1,9 +1,11 @@
-"""Compiles and loads the BPF programs with bcc and hands their descriptors over; run as `python -m gpuprof.bpf.loader`.
+"""Compiles and loads the BPF programs with bcc and hands their descriptors over; run as `python -m
+gpuprof.bpf.loader`.
 
-The only module that imports bcc, and a process of its own: LLVM needs some hundred megabytes that the sampler must not
-keep. It is given a descriptor of a SOCK_SEQPACKET socket (`--fd`) and the sizes of the maps (`--config`, JSON), sends one
-message and exits. The message is JSON: {"ok": true, "maps": {name: size}, "programs": [name, ...]} with the descriptors of
-the maps and programs, in this order, attached by SCM_RIGHTS; or {"ok": false, "message", "hint", "exit_code"}.
+The only module that imports bcc, and a process of its own: LLVM needs some hundred megabytes that the sampler
+must not keep. It is given a descriptor of a SOCK_SEQPACKET socket (`--fd`) and the sizes of the maps
+(`--config`, JSON), sends one message and exits. The message is JSON: {"ok": true, "maps": {name: size},
+"programs": [name, ...]} with the descriptors of the maps and programs, in this order, attached by SCM_RIGHTS;
+or {"ok": false, "message", "hint", "exit_code"}.
 """
 
 from __future__ import annotations
@@ -25,20 +27,10 @@ from typing import Any
 
 from gpuprof.bpf import headers
 from gpuprof.bpf.btf import Btf, BtfError
+from gpuprof.bpf.inventory import MAPS, SAMPLING, TAIL_CALLED, TRACEPOINTS
 from gpuprof.snapshots.errors import EXIT_NO_PERMISSION, EXIT_UNAVAILABLE, GpuprofError
 
 SOURCE = "stacks.bpf.c"
-SAMPLED = ["cpu_clock"]
-TAIL_CALLED = ["cpu_native", "cpu_scan", "cpu_python"]  # in the order of their numbers in cpu_programs
-TRACEPOINTS = {
-    "on_fork": "sched_process_fork",
-    "on_exec": "sched_process_exec",
-    "on_exit": "sched_process_exit",
-}
-MAPS = [
-    "unwind_mappings", "unwind_pages", "unwind_rows", "unwind_rules", "python_layouts", "counters", "processes",
-    "samples", "messages", "cpu_programs",
-]  # fmt: skip
 
 INSTALL_HINT = "Install it with: apt install python3-bpfcc"
 _IMPOSTOR_HINT = "PyPI's bcc is an unrelated package: pip uninstall bcc, then apt install python3-bpfcc"
@@ -49,7 +41,9 @@ _BPF_PROG_TYPE_PERF_EVENT = 7
 
 
 def find_bcc(roots: list[Path] | None = None) -> ModuleType:
-    """The distribution's bcc, whatever environment this interpreter runs in. GpuprofError: missing, or PyPI's impostor."""
+    """The distribution's bcc, whatever environment this interpreter runs in. GpuprofError: missing, or PyPI's
+    impostor.
+    """
     if roots is None:
         roots = [Path("/usr/lib/python3/dist-packages"), Path("/usr/local/lib/python3/dist-packages")]
         roots += sorted(Path("/usr/lib").glob("python3.*/site-packages"), reverse=True)
@@ -87,7 +81,9 @@ def find_bcc(roots: list[Path] | None = None) -> ModuleType:
 
 
 def check_permission(status: str, lockdown: str) -> None:
-    """GpuprofError unless /proc/self/status shows the capabilities and lockdown lets the programs read memory."""
+    """GpuprofError unless /proc/self/status shows the capabilities and lockdown lets the programs read
+    memory.
+    """
     match = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)
     capabilities = int(match[1], 16) if match else 0
 
@@ -105,7 +101,9 @@ def check_permission(status: str, lockdown: str) -> None:
 
 
 def paste_includes(name: str, directory: Path, seen: set[str] | None = None) -> str:
-    """A source with its own quoted includes in place, each once: bcc rewrites map operations in the main file only."""
+    """A source with its own quoted includes in place, each once: bcc rewrites map operations in the main file
+    only.
+    """
     seen = set() if seen is None else seen
     lines = []
     for number, line in enumerate((directory / name).read_text(encoding="utf-8").splitlines(), 1):
@@ -170,7 +168,7 @@ class Loader:
             ) from None
         _raise_locked_memory()
         program = self._compile(bcc, {**offsets, **self._config})
-        programs = [self._load(program, name, _BPF_PROG_TYPE_PERF_EVENT) for name in SAMPLED]
+        programs = [self._load(program, SAMPLING, _BPF_PROG_TYPE_PERF_EVENT)]
         for index, name in enumerate(TAIL_CALLED):
             fd = self._load(program, name, _BPF_PROG_TYPE_PERF_EVENT)
             program["cpu_programs"][ctypes.c_int(index)] = ctypes.c_int(fd)
@@ -178,7 +176,7 @@ class Loader:
         programs += [self._load(program, name, _BPF_PROG_TYPE_RAW_TRACEPOINT) for name in TRACEPOINTS]
         maps = [int(program[name].map_fd) for name in MAPS]
         self._keep = program
-        message = {"ok": True, "maps": MAPS, "programs": [*SAMPLED, *TAIL_CALLED, *TRACEPOINTS]}
+        message = {"ok": True, "maps": MAPS, "programs": [SAMPLING, *TAIL_CALLED, *TRACEPOINTS]}
         return message, maps + programs
 
     def _compile(self, bcc: ModuleType, macros: dict[str, int]) -> Any:

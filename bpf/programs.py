@@ -1,12 +1,15 @@
-"""The loaded BPF programs, as the sampler holds them: starts the loader, attaches, reads records, messages and counters.
+"""The loaded BPF programs, as the sampler holds them: starts the loader, attaches, reads records, messages
+and counters.
 
-BPF memory, for n possible CPUs: unwind rows 8-64 MB by the machine's memory (4 bytes a row; a process with PyTorch and CUDA
-needs 20 MB), mappings 2.6 MB, pages and rules 0.5 MB each, hashes 3 MB, the ring 0.25-8 MB, and 42 KB for each CPU.
+BPF memory, for n possible CPUs: unwind rows 8-64 MB by the machine's memory (4 bytes a row; a process with
+PyTorch and CUDA needs 20 MB), mappings 2.6 MB, pages and rules 0.5 MB each, hashes 3 MB, the ring 0.25-8 MB,
+and 42 KB for each CPU.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import select
@@ -15,10 +18,12 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from gpuprof.bpf import syscalls
+from gpuprof.bpf.inventory import SAMPLING, TRACEPOINTS
 from gpuprof.bpf.records import MESSAGE, Batch, ControlMessage, MessageReason, batch_of
 from gpuprof.bpf.ring import RingReader
 from gpuprof.snapshots.errors import EXIT_UNAVAILABLE, GpuprofError
@@ -35,11 +40,6 @@ COUNTERS = (
 )
 LOAD_TIMEOUT_S = 60.0
 _MESSAGE_RING_BYTES = 16 * 4096
-_TRACEPOINTS = {
-    "on_fork": "sched_process_fork",
-    "on_exec": "sched_process_exec",
-    "on_exit": "sched_process_exit",
-}
 _ROW_BLOCK_BYTES = 64
 
 
@@ -77,7 +77,9 @@ def online_cpus(text: str) -> list[int]:
 
 
 class StackPrograms:
-    """Descriptors of the programs and maps. Not thread-safe: one thread reads; start, stop and close exclude each other."""
+    """Descriptors of the programs and maps. Not thread-safe: one thread reads; start, stop and close exclude
+    each other.
+    """
 
     def __init__(
         self, maps: dict[str, int], programs: dict[str, int], sizes: TableSizes, ring_bytes: int
@@ -114,13 +116,15 @@ class StackPrograms:
         return self.maps["messages"]
 
     def start(self, hz: int) -> None:
-        """Follow processes, and sample every CPU `hz` times a second. GpuprofError when the kernel does not let us."""
+        """Follow processes, and sample every CPU `hz` times a second. GpuprofError when the kernel does not
+        let us.
+        """
         self._hz = hz
         try:
             if not self._tracepoints:
                 self._tracepoints = [
                     syscalls.raw_tracepoint_open(tracepoint, self.programs[name])
-                    for name, tracepoint in _TRACEPOINTS.items()
+                    for name, tracepoint in TRACEPOINTS.items()
                 ]
             self.follow_cpus()
         except OSError as error:
@@ -147,7 +151,7 @@ class StackPrograms:
             os.close(self._events.pop(cpu))
         for cpu in sorted(online - self._events.keys()):
             try:
-                self._events[cpu] = syscalls.open_cpu_clock(cpu, self._hz, self.programs["cpu_clock"])
+                self._events[cpu] = syscalls.open_cpu_clock(cpu, self._hz, self.programs[SAMPLING])
             except OSError as error:
                 if error.errno not in _CPU_IS_GONE:
                     raise
@@ -198,54 +202,55 @@ class StackPrograms:
         """Time spent in all these programs since start(), as the kernel counts it; None where it does not."""
         if self._stats is None:
             return None
-        return sum(syscalls.program_run_time(self.programs[name])[0] for name in ("cpu_clock", *_TRACEPOINTS))
+        return sum(syscalls.program_run_time(self.programs[name])[0] for name in (SAMPLING, *TRACEPOINTS))
 
     def runs(self) -> int:
-        """How often the sampling program ran since start(), idle included; 0 where the kernel does not count."""
-        return syscalls.program_run_time(self.programs["cpu_clock"])[1]
+        """How often the sampling program ran since start(); 0 where the kernel does not count."""
+        return syscalls.program_run_time(self.programs[SAMPLING])[1]
 
 
-_CPU_IS_GONE = {6, 19, 22}  # ENXIO, ENODEV, EINVAL: it went offline between the list and the call
+_CPU_IS_GONE = {errno.ENXIO, errno.ENODEV, errno.EINVAL}  # it went offline between the list and the call
 
 
 def run_loader(config: dict[str, int]) -> tuple[dict[str, int], dict[str, int]]:
-    """Run the loader process; (maps, programs) by name with descriptors of this process."""
+    """Run the loader process; (maps, programs) by name with descriptors of ours. Raises GpuprofError."""
+    body, descriptors, status = _ask_loader(config)
+    message: dict[str, Any] = json.loads(body) if body else {"ok": False}
+    names = [*message.get("maps", []), *message.get("programs", [])]
+    if not message["ok"] or len(names) != len(descriptors):
+        for fd in descriptors:
+            os.close(fd)
+        text = message.get("message", f"the BPF loader ended with status {status} and no answer")
+        raise GpuprofError(text, message.get("hint", ""), message.get("exit_code", EXIT_UNAVAILABLE))
+    for fd in descriptors:
+        os.set_inheritable(fd, False)
+    by_name = dict(zip(names, descriptors, strict=True))
+    maps = {name: by_name[name] for name in message["maps"]}
+    return maps, {name: by_name[name] for name in message["programs"]}
+
+
+def _ask_loader(config: dict[str, int]) -> tuple[bytes, list[int], int | None]:
+    """(the loader's one message, descriptors, exit status when it sent none)."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    # -I: neither the working directory nor PYTHON* variables decide what a privileged process imports.
     command = [sys.executable, "-I", "-m", "gpuprof.bpf.loader", "--fd", str(theirs.fileno())]
     with ours, theirs:
         process = subprocess.Popen(
             [*command, "--config", json.dumps(config)],
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
             pass_fds=(theirs.fileno(),),
-        )  # fmt: skip
+        )
         theirs.close()
-        descriptors: list[int] = []
         try:
             readable, _, _ = select.select([ours], [], [], LOAD_TIMEOUT_S)
             if not readable:
-                raise GpuprofError("the BPF loader did not answer", "", EXIT_UNAVAILABLE)
+                raise GpuprofError("the BPF loader did not answer in time", "", EXIT_UNAVAILABLE)
             body, descriptors, _, _ = socket.recv_fds(ours, 1 << 16, 64)
+            return body, descriptors, process.wait(LOAD_TIMEOUT_S)
         except OSError as error:
             raise GpuprofError(f"the BPF loader did not answer: {error}", "", EXIT_UNAVAILABLE) from None
         finally:
-            if process.poll() is None and not descriptors:
-                process.kill()
+            process.kill()
             process.wait()
-    message = (
-        json.loads(body) if body else {"message": f"the BPF loader ended with status {process.returncode}"}
-    )
-    if not message.get("ok"):
-        raise GpuprofError(
-            message.get("message", "the BPF loader failed"),
-            message.get("hint", ""),
-            message.get("exit_code", 1),
-        )
-    for fd in descriptors:
-        os.set_inheritable(fd, False)
-    names = [*message["maps"], *message["programs"]]
-    if len(names) != len(descriptors):
-        raise GpuprofError("the BPF loader sent incomplete answers", "", EXIT_UNAVAILABLE)
-    n_maps = len(message["maps"])
-    return dict(zip(names[:n_maps], descriptors[:n_maps], strict=True)), dict(
-        zip(names[n_maps:], descriptors[n_maps:], strict=True)
-    )

@@ -1,17 +1,18 @@
 """What the BPF programs send: stack records and control messages, as layout.bpf.h lays them out.
 
-A stack record is a header of `header_words` 8-byte words (_HEADER below), then n_kernel kernel addresses, n_user user words
-and n_python pairs of words, innermost frame first.
+A stack record is a header of `header_words` 8-byte words (_HEADER below), then n_kernel kernel addresses,
+n_user user words and n_python pairs of words, innermost frame first.
 
 - A kernel word is a return address; the first one is exact.
-- A user word: the low 48 bits are the program counter (the first one exact, the others return addresses: subtract 1 to look
-  them up); the high 16 bits are how far the frame's stack pointer is above that of the frame before, in 8-byte words
-  (0xffff: that far or farther, or below). The first frame's stack pointer is `sp0`.
-- A Python pair: word 0 has the address of the code object in its low 48 bits and the frame's owner byte in its high 8 bits.
-  Owner: 0 up to 3.10, `is_entry` in 3.11, `owner` from 3.12 on, where 3 marks a shim frame, which has no code: the low 48
-  bits are then its own address, which lies on the C stack inside the native frame that entered the interpreter. Word 1 has
-  the instruction offset in its low 32 bits (signed; code units from the first bytecode, up to 3.10 f_lasti) and
-  co_firstlineno in the 24 bits above.
+- A user word: the low 48 bits are the program counter (the first one exact, the others return addresses:
+  subtract 1 to look them up); the high 16 bits are how far the frame's stack pointer is above that of the
+  frame before, in 8-byte words (0xffff: that far or farther, or below). The first frame's stack pointer is
+  `sp0`.
+- A Python pair: word 0 has the address of the code object in its low 48 bits and the frame's owner byte in
+  its high 8 bits. Owner: 0 up to 3.10, `is_entry` in 3.11, `owner` from 3.12 on, where 3 marks a shim frame,
+  which has no code: the low 48 bits are then its own address, which lies on the C stack inside the native
+  frame that entered the interpreter. Word 1 has the instruction offset in its low 32 bits (signed; code units
+  from the first bytecode, up to 3.10 f_lasti) and co_firstlineno in the 24 bits above.
 """
 
 from __future__ import annotations
@@ -90,7 +91,9 @@ class RecordFlag(IntFlag):
 
 
 class MessageReason(IntEnum):
-    """Control messages. NEW_PROCESS, UNKNOWN_MAPPING and NO_PYTHON_THREAD come at most ten times a second per process."""
+    """Control messages. NEW_PROCESS, UNKNOWN_MAPPING and NO_PYTHON_THREAD come at most ten times a second per
+    process.
+    """
 
     NEW_PROCESS = 1  # a sample hit a process without tables
     UNKNOWN_MAPPING = 2  # `address` lies in no mapping that was published
@@ -114,7 +117,9 @@ class ControlMessage:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """n stack records as columns; `first` is the index in `words` of each record's first word after the header."""
+    """n stack records as columns; `first` is the index in `words` of each record's first word after the
+    header.
+    """
 
     time_ns: NDArray[np.uint64]
     pid: NDArray[np.uint32]

@@ -1,9 +1,9 @@
 """Reader of a BPF ring buffer (BPF_MAP_TYPE_RINGBUF) that copies what is there in bulk.
 
-The format (kernel, Documentation/bpf/ringbuf.rst and kernel/bpf/ringbuf.c): page 0 of the map holds the consumer's position
-and is writable; page 1 holds the producer's; then the data, mapped twice in a row so that a record never wraps. Positions
-are byte counts that only grow. A record is a u32 length (bit 31: still being written, bit 30: discarded), a u32 of the
-kernel's own, the payload, and padding to 8 bytes.
+The format (kernel, Documentation/bpf/ringbuf.rst and kernel/bpf/ringbuf.c): page 0 of the map holds the
+consumer's position and is writable; page 1 holds the producer's; then the data, mapped twice in a row so that
+a record never wraps. Positions are byte counts that only grow. A record is a u32 length (bit 31: still being
+written, bit 30: discarded), a u32 of the kernel's own, the payload, and padding to 8 bytes.
 """
 
 from __future__ import annotations

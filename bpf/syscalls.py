@@ -1,7 +1,7 @@
 """bpf(2) and perf_event_open(2) by number, for the sampler, which must not load libbcc.
 
-Both take a structure that the kernel reads (union bpf_attr, struct perf_event_attr of the UAPI headers); unused trailing
-bytes are zero. Every function raises OSError with the errno of the call.
+Both take a structure that the kernel reads (union bpf_attr, struct perf_event_attr of the UAPI headers);
+unused trailing bytes are zero. Every function raises OSError with the errno of the call.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ def _bpf(command: int, attr: bytes, what: str) -> int:
 
 
 def map_lookup(fd: int, key: bytes, value_size: int) -> bytes | None:
-    """The value of a key; None when there is none. `value_size` is what the kernel writes (per-CPU maps: for all CPUs)."""
+    """The value of a key; None when there is none. `value_size` is what the kernel writes (per-CPU maps: for
+    all CPUs).
+    """
     key_buffer = ctypes.create_string_buffer(key, len(key))
     value = ctypes.create_string_buffer(value_size)
     attr = struct.pack("<IxxxxQQQ", fd, ctypes.addressof(key_buffer), ctypes.addressof(value), 0)
@@ -85,7 +87,9 @@ def map_delete(fd: int, key: bytes) -> bool:
 
 
 def map_keys(fd: int, key_size: int, limit: int) -> list[bytes]:
-    """The keys of a hash map, at most `limit`. A key that is removed meanwhile may start the walk over, hence the limit."""
+    """The keys of a hash map, at most `limit`. A key that is removed meanwhile may start the walk over, hence
+    the limit.
+    """
     keys: dict[bytes, None] = {}
     following = ctypes.create_string_buffer(key_size)
     key: bytes | None = None
@@ -118,7 +122,7 @@ def program_run_time(fd: int) -> tuple[int, int]:
 
 
 def program_verified_instructions(fd: int) -> int:
-    """How many instructions the verifier looked at to accept the program (0 before 5.16, which does not say)."""
+    """How many instructions the verifier looked at to accept the program (0 before 5.16)."""
     info = ctypes.create_string_buffer(_PROG_INFO_BYTES)
     attr = struct.pack("<IIQ", fd, _PROG_INFO_BYTES, ctypes.addressof(info))
     _bpf(_BPF_OBJ_GET_INFO_BY_FD, attr, "bpf program info")
@@ -133,7 +137,9 @@ def raw_tracepoint_open(name: str, program: int) -> int:
 
 
 def open_cpu_clock(cpu: int, hz: int, program: int) -> int:
-    """A CPU clock event of one CPU, all processes but idle, that runs the program `hz` times a second until closed."""
+    """A CPU clock event of one CPU, all processes but idle, that runs the program `hz` times a second until
+    closed.
+    """
     attr = bytearray(_PERF_ATTR_BYTES)
     flags = _PERF_FLAG_FREQ | _PERF_FLAG_DISABLED | _PERF_FLAG_EXCLUDE_IDLE
     struct.pack_into(

@@ -8,6 +8,7 @@ replaced. See unix(7) for SO_PEERCRED and socket(7) for SO_PEERGROUPS. With syst
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import grp
@@ -80,20 +81,23 @@ def peer(sock: socket.socket) -> tuple[int, int, frozenset[int]]:
     """Return (pid, uid, all gids) of the process that connected, as they were when it did."""
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     pid, uid, gid = _UCRED.unpack(raw)
-    groups = {gid}
-    with suppress(OSError):  # ENODATA or ENOPROTOOPT: the primary group is all that is known
-        size = 256
-        while size <= _MAX_GROUPS:
-            try:
-                data = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, size * 4)
-            except OSError as error:
-                if error.errno != errno.ERANGE:
-                    raise
-                size *= 16
-                continue
-            groups.update(struct.unpack(f"={len(data) // 4}I", data[: len(data) // 4 * 4]))
-            break
-    return pid, uid, frozenset(groups)
+    return pid, uid, frozenset({gid, *_peer_groups(sock.fileno())})
+
+
+def _peer_groups(fd: int) -> list[int]:
+    """Supplementary groups of the peer; through ctypes, since Python's getsockopt takes no more than 256 of
+    them."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    count = 256
+    while count <= _MAX_GROUPS:
+        groups = (ctypes.c_uint32 * count)()
+        size = ctypes.c_uint32(ctypes.sizeof(groups))
+        if libc.getsockopt(fd, socket.SOL_SOCKET, _SO_PEERGROUPS, groups, ctypes.byref(size)) == 0:
+            return groups[: size.value // 4]
+        if ctypes.get_errno() != errno.ERANGE:
+            break  # ENODATA, ENOPROTOOPT: the primary group is all that is known
+        count = max(count * 2, size.value // 4)  # the kernel has written the size that it needs
+    return []
 
 
 def may_connect(uid: int, groups: frozenset[int], gid: int | None) -> bool:

@@ -1,6 +1,8 @@
-"""Numbers for resolved frames: (name, file, binary, kind, line) to a small integer, with what the merge needs to know.
+"""Numbers for resolved frames: (name, file, binary, kind, line) to a small integer, with what the merge needs
+to know.
 
-These ids are the sampler's own and outlive a generation of the history's tables; `table_ids` maps them to the current one.
+These ids are the sampler's own and outlive a generation of the history's tables; `table_ids` maps them to the
+current one.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ class Role(IntEnum):
 
     NONE = 0
     EVAL = 1  # the evaluation loop: stands for the Python frames that it runs
-    INNER = 2  # a part of the loop that is a function of its own (tail-call interpreter), or unnamed code of the interpreter
+    INNER = (
+        2  # a part of the loop as a function of its own (tail-call interpreter), or unnamed interpreter code
+    )
 
 
 class FrameIds:
@@ -35,7 +39,9 @@ class FrameIds:
     def __len__(self) -> int:
         return len(self._frames)
 
-    def get(self, name: str, file: str, binary: str, kind: FrameKind, line: int = 0, role: Role = Role.NONE) -> int:
+    def get(
+        self, name: str, file: str, binary: str, kind: FrameKind, *, line: int = 0, role: Role = Role.NONE
+    ) -> int:
         """The id of a frame; the strings are clean already."""
         key = (name, file, binary, int(kind), line)
         found = self._ids.get(key)
@@ -53,7 +59,7 @@ class FrameIds:
             role = Role.EVAL
         elif name.startswith("_TAIL_CALL_") or (not known and _INTERPRETER_FILE.match(binary)):
             role = Role.INNER
-        return self.get(name, "", binary, FrameKind.NATIVE, 0, role)
+        return self.get(name, "", binary, FrameKind.NATIVE, role=role)
 
     def describe(self, frame: int) -> tuple[str, str, str, FrameKind, int]:
         """(name, file, binary, kind, line) of an id."""

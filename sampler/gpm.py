@@ -6,7 +6,7 @@ import math
 import time
 from typing import Any
 
-from gpuprof.sampler.nvml import Device
+from gpuprof.sampler.nvml_device import Device
 from gpuprof.sampler.nvml_values import Absent
 
 _MIB = 1024.0 * 1024.0

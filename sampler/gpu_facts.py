@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TypeVar
 
-from gpuprof.sampler.nvml import Device
+from gpuprof.sampler.nvml_device import Device
 from gpuprof.sampler.nvml_values import Absent
 from gpuprof.snapshots.frames import GpuFacts
 

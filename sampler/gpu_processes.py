@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
-from gpuprof.sampler.nvml import ProcessSample
+from gpuprof.sampler.nvml_device import ProcessSample
 from gpuprof.sampler.sample_clock import ClockInstant
 
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from gpuprof.sampler.gpm import GpmPair
 from gpuprof.sampler.gpu_processes import use_by_process
-from gpuprof.sampler.nvml import Device, SampleKind
+from gpuprof.sampler.nvml_device import Device, SampleKind
 from gpuprof.sampler.nvml_values import Absent
-from gpuprof.sampler.sample_clock import ClockInstant, SampleWindows
+from gpuprof.sampler.sample_clock import MAX_WINDOW_NS, ClockInstant, SampleWindows
 
-_QUIET_NS = 2_000_000_000  # stamped samples that stay away longer give way to the plain utilization
+QUIET_NS = 2_000_000_000  # stamped samples that stay away longer give way to the plain utilization
 _AVERAGE_POWER_NS = 1_000_000_000  # nvml.h, NVML_FI_DEV_POWER_AVERAGE: "averaged over 1 sec interval"
 
 
@@ -37,6 +37,7 @@ class Utilization:
             "util_gpu_percent": (SampleKind.GPU_UTILIZATION, SampleWindows(began_ns)),
             "util_mem_percent": (SampleKind.MEMORY_UTILIZATION, SampleWindows(began_ns)),
         }
+        self._fresh_ns = dict.fromkeys(self._kinds, began_ns)
 
     @property
     def invalid(self) -> int:
@@ -48,9 +49,12 @@ class Utilization:
         for metric, (kind, windows) in self._kinds.items():
             samples = self._device.samples(kind, windows.last_seen_us)
             fresh = [] if isinstance(samples, Absent) else windows.advance(samples, at)
-            readings += [Reading(metric, *window) for window in fresh]
+            if fresh:
+                readings += [Reading(metric, *window) for window in fresh]
+                self._fresh_ns[metric] = at.mono_ns
+                continue
             unsupported = samples is Absent.NOT_SUPPORTED or samples is Absent.NO_PERMISSION
-            if not fresh and (unsupported or at.mono_ns - windows.end_ns > _QUIET_NS):
+            if unsupported or at.mono_ns - self._fresh_ns[metric] > QUIET_NS:
                 quiet[metric] = windows
                 if not unsupported:
                     windows.restart()
@@ -61,7 +65,7 @@ class Utilization:
                     windows_of = quiet.get(metric)
                     if windows_of is None or isinstance(value, Absent) or at.mono_ns <= windows_of.end_ns:
                         continue
-                    start_ns = max(windows_of.end_ns, at.mono_ns - _AVERAGE_POWER_NS)
+                    start_ns = max(windows_of.end_ns, at.mono_ns - MAX_WINDOW_NS)
                     readings.append(Reading(metric, start_ns, at.mono_ns, value))
                     windows_of.end_ns = at.mono_ns
         return readings

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from gpuprof.sampler.gpu_facts import read_facts
 from gpuprof.sampler.gpu_readings import FastReadings, PcieReadings, Reading, SlowReadings
-from gpuprof.sampler.nvml import Device
+from gpuprof.sampler.nvml_device import Device
 from gpuprof.sampler.nvml_values import Absent, DeviceLost
 from gpuprof.snapshots.frames import GpuFacts
 

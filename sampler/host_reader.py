@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from gpuprof.sampler.gpu_worker import ReadingSink
+from gpuprof.sampler.host_processes import HostProcesses, ProcessTables
 from gpuprof.sampler.proc_stat import core_busy_ns, mem_available_bytes
-from gpuprof.sampler.process_follower import ProcessFollower, ProcessTables
 from gpuprof.snapshots.frames import SourceStatus
 
 CORE_HZ = 5.0
@@ -36,7 +36,7 @@ class HostReader:
         self._error = ""
         self._ids: dict[tuple[str, int | None, int | None], int] = {}
         self._ids_since_ns = 0
-        self._processes = ProcessFollower(history)
+        self._processes = HostProcesses(history)
 
     def start(self) -> None:
         self._thread = threading.Thread(target=self._run, name="host", daemon=True)

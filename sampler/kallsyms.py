@@ -24,7 +24,9 @@ _MAX_SYMBOL_BYTES = 1 << 20  # an address further than this behind a symbol is n
 
 
 class KernelSymbols:
-    """Kernel functions, loaded when first asked for, and again, at most once a minute, for an unknown address."""
+    """Kernel functions, loaded when first asked for, and again, at most once a minute, for an unknown
+    address.
+    """
 
     def __init__(self, path: str = PATH) -> None:
         self._path = path

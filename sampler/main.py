@@ -27,7 +27,7 @@ from gpuprof.sampler.server import Server
 from gpuprof.sampler.sources import Sources
 from gpuprof.sampler.status import Reporter
 from gpuprof.snapshots.errors import EXIT_USAGE, GpuprofError
-from gpuprof.snapshots.frames import PROTOCOL_VERSION, Clock, Hello
+from gpuprof.snapshots.frames import PROTOCOL_VERSION, Clock, Hello, Status
 from gpuprof.snapshots.history import History
 
 DEFAULT_HZ = 99
@@ -112,6 +112,7 @@ class _Run:
         )
         self._sources = Sources(self._history, options, privileged=self._privileged)
         self._sent_offset_ns = 0
+        self._settled = False
 
     async def serve(self) -> None:
         """Serve until a signal, or until the parent's control socket closes."""
@@ -133,6 +134,15 @@ class _Run:
     def _hello(self) -> Hello:
         return hello(self._options, self._privileged)
 
+    def _settle(self, status: Status) -> None:
+        """Once every source has started or failed: the hello of later clients and files says what there is."""
+        self._settled = True
+        working = {source.name for source in status.sources if source.state in ("ok", "degraded", "starting")}
+        self._options.cpu = "cpu" in working
+        self._options.nvml = "nvml" in working
+        with self._history.lock:
+            self._history.hello = self._hello()
+
     def _open_doors(self, server: Server, stop: asyncio.Event) -> None:
         options = self._options
         listening = endpoint.inherited(os.environ)
@@ -150,7 +160,10 @@ class _Run:
     async def _report_until(self, stop: asyncio.Event) -> None:
         reporter = Reporter(self._history, self._sources.bpf_run_ns)
         while not stop.is_set():
-            self._history.set_status(reporter.frame(self._sources.all()))
+            status = reporter.frame(self._sources.all())
+            self._history.set_status(status)
+            if self._sources.settled and not self._settled:
+                self._settle(status)
             mono_ns, wall_ns = clock_pair()
             if abs(wall_ns - mono_ns - self._sent_offset_ns) > _CLOCK_STEP_NS:
                 if self._sent_offset_ns:

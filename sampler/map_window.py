@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 
 
 class MapWindow:
-    """An array of `count` elements behind a map descriptor. Nothing stays mapped: tables do not count as our memory."""
+    """An array of `count` elements behind a map descriptor. Nothing stays mapped: tables do not count as our
+    memory.
+    """
 
     def __init__(self, fd: int, count: int, dtype: Any) -> None:
         self._fd = fd

@@ -1,13 +1,14 @@
 """Merges the native and the Python frames of one sample into one stack.
 
-CPython runs many Python frames in one C call of its evaluation loop; those frames, up to and including the one that was
-entered from C, are a *group*, and stand where that C call stands. Up to 3.11 native frames of the loop and groups are matched
-in order, from the root: a surplus loop at the leaf is a call that is not linked yet. From 3.12 on a group ends in a shim frame
-that lies on the C stack inside its host, so the host is known by address; that also works where the loop is inlined into
-its callers or cut into tail calls.
+CPython runs many Python frames in one C call of its evaluation loop; those frames, up to and including the
+one that was entered from C, are a *group*, and stand where that C call stands. Up to 3.11 native frames of
+the loop and groups are matched in order, from the root: a surplus loop at the leaf is a call that is not
+linked yet. From 3.12 on a group ends in a shim frame that lies on the C stack inside its host, so the host is
+known by address; that also works where the loop is inlined into its callers or cut into tail calls.
 
-Where the native walk ended early, the groups without a host go below the break: the Python chain is complete by itself, so the
-sample is still named and rooted. Frames of the loop are replaced by their Python frames; no other frame is left out.
+Where the native walk ended early, the groups without a host go below the break: the Python chain is complete
+by itself, so the sample is still named and rooted. Frames of the loop are replaced by their Python frames; no
+other frame is left out.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ UNKNOWN_DISTANCE = 0xFFFF
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Python frames of one C call of the loop, innermost first. `host`: index of the native frame, None: not known."""
+    """Python frames of one C call of the loop, innermost first. `host`: index of the native frame, None: not
+    known.
+    """
 
     frames: tuple[int, ...]
     host: int | None = None
@@ -31,7 +34,9 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """Frame ids, innermost first. `outer`: the native frames outside of all Python frames (a tail of `frames`)."""
+    """Frame ids, innermost first. `outer`: the native frames outside of all Python frames (a tail of
+    `frames`).
+    """
 
     frames: list[int]
     outer: tuple[int, ...] | None
@@ -40,8 +45,9 @@ class Merged:
 def find_host(address: int, sp0: int, distances: Sequence[int], native_complete: bool) -> int | None:
     """Index of the native frame in whose part of the stack an address lies; None when it is not known.
 
-    `distances`: of each frame's stack pointer above the previous frame's, in words. A frame holds what lies between its own
-    stack pointer and its caller's; of the last frame that is known only when the walk is complete.
+    `distances`: of each frame's stack pointer above the previous frame's, in words. A frame holds what lies
+    between its own stack pointer and its caller's; of the last frame that is known only when the walk is
+    complete.
     """
     pointers = []
     pointer = sp0
@@ -51,26 +57,31 @@ def find_host(address: int, sp0: int, distances: Sequence[int], native_complete:
         pointer += distance * 8
         pointers.append(pointer)
     index = bisect_right(pointers, address) - 1
-    if index < 0 or (index == len(pointers) - 1 and not (native_complete and len(pointers) == len(distances))):
+    if index < 0 or (
+        index == len(pointers) - 1 and not (native_complete and len(pointers) == len(distances))
+    ):
         return None
     return index
 
 
 def merge(
-    native: Sequence[int], roles: Sequence[int], groups: Sequence[Group], *, by_host: bool, native_complete: bool
+    native: Sequence[int],
+    roles: Sequence[int],
+    groups: Sequence[Group],
+    *,
+    by_host: bool,
+    native_complete: bool,
 ) -> Merged:
     """One stack, innermost first. `roles` by frame id; `by_host`: the groups have hosts (3.12+)."""
     if not groups:
         return Merged(list(native), None)
     evals = [index for index, frame in enumerate(native) if roles[frame] == Role.EVAL]
     hidden = set(evals)
-    placed: dict[int, list[int]] = {}
-    rest: list[int] = []  # below the break
     if by_host:
-        _place_by_host(native, roles, groups, evals, placed, rest, native_complete)
+        placed, rest = _place_by_host(groups, evals, native_complete)
         hidden.update(index - 1 for index in placed if index > 0 and roles[native[index - 1]] == Role.INNER)
     else:
-        _place_in_order(groups, evals, placed, rest, native_complete)
+        placed, rest = _place_in_order(groups, evals, native_complete)
     frames: list[int] = []
     for index, frame in enumerate(native):
         if index in placed:
@@ -84,52 +95,37 @@ def merge(
     return Merged(frames + rest, outer)
 
 
-def _place_by_host(
-    native: Sequence[int],
-    roles: Sequence[int],
-    groups: Sequence[Group],
-    evals: Sequence[int],
-    placed: dict[int, list[int]],
-    rest: list[int],
-    native_complete: bool,
-) -> None:
+Placement = tuple[dict[int, list[int]], list[int]]  # frames by native index, and those below the break
+
+
+def _place_by_host(groups: Sequence[Group], evals: Sequence[int], native_complete: bool) -> Placement:
+    placed: dict[int, list[int]] = {}
+    rest: list[int] = []
     last = -1
     for group in groups:
         host = group.host
         if host is None and not rest:
-            host = _next_eval(evals, last)
+            host = next((index for index in evals if index > last), None)
             if host is None and native_complete:
                 host = max(last, 0)  # its place is not known: as near as the order allows
-        if host is None or rest or host < last or not native:
+        if host is None or rest or host < last:
             rest.extend(group.frames)
         else:
             placed.setdefault(host, []).extend(group.frames)
             last = host
+    return placed, rest
 
 
-def _next_eval(evals: Sequence[int], last: int) -> int | None:
-    return next((index for index in evals if index > last), None)
-
-
-def _place_in_order(
-    groups: Sequence[Group],
-    evals: Sequence[int],
-    placed: dict[int, list[int]],
-    rest: list[int],
-    native_complete: bool,
-) -> None:
+def _place_in_order(groups: Sequence[Group], evals: Sequence[int], native_complete: bool) -> Placement:
     surplus = len(evals) - len(groups)
     if surplus >= 0:
-        for index, group in zip(evals[surplus:], groups, strict=True):
-            placed[index] = list(group.frames)
-    elif native_complete and evals:
-        # More groups than loops: a loop that has just returned is still linked, so the first groups belong together.
+        return {index: list(group.frames) for index, group in zip(evals[surplus:], groups, strict=True)}, []
+    if native_complete and evals:
+        # A loop that has just returned is still linked: the first groups belong together.
         first = groups[: 1 - surplus]
-        placed[evals[0]] = [frame for group in first for frame in group.frames]
+        placed = {evals[0]: [frame for group in first for frame in group.frames]}
         for index, group in zip(evals[1:], groups[1 - surplus :], strict=True):
             placed[index] = list(group.frames)
-    else:
-        for index, group in zip(evals, groups, strict=False):
-            placed[index] = list(group.frames)
-        for group in groups[len(evals) :]:
-            rest.extend(group.frames)
+        return placed, []
+    placed = {index: list(group.frames) for index, group in zip(evals, groups, strict=False)}
+    return placed, [frame for group in groups[len(evals) :] for frame in group.frames]

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from gpuprof.bpf.records import ControlMessage, MessageReason
 from gpuprof.sampler.frame_ids import FrameIds
-from gpuprof.sampler.maps import read_maps
+from gpuprof.sampler.maps import Mapping, read_maps
 from gpuprof.sampler.process_stacks import ProcessStacks
 from gpuprof.sampler.processes import NS_PER_TICK, cpu_ticks, describe, start_time_ns, user_name
 from gpuprof.sampler.python_runtime import PythonLayout, UnsupportedPython, find_python, has_python
@@ -38,7 +38,6 @@ class ProcessFollower:
         self._exited: list[ProcessStacks] = []
         self._python_due: dict[int, tuple[int, int]] = {}  # pid -> (when, attempts so far)
         self._next_expiry_ns = time.monotonic_ns() + EXPIRE_NS
-        self.unsupported: dict[str, int] = {}  # words for the status -> pid
 
     def publish_running(self, budget_ns: int = FIRST_SCAN_NS) -> None:
         """Publish the processes that used most CPU time so far, for as long as the budget lasts."""
@@ -65,6 +64,8 @@ class ProcessFollower:
             elif reason == MessageReason.EXEC:
                 wanted.pop(pid, None)
                 self._tables.forget(pid)
+                if pid in self._processes:
+                    self._processes[pid].replaced = True
                 self._leave(pid)
             elif reason == MessageReason.FORK:
                 self._fork(pid, message.address)
@@ -76,25 +77,37 @@ class ProcessFollower:
             self._publish(pid)
         self._retry_python()
 
-    def get(self, pid: int, start_ns: int, uid: int, comm: bytes) -> ProcessStacks:
-        """The process that a sample names; made up from the sample when it is gone already."""
+    def get(
+        self, pid: int, start_ns: int, time_ns: int, *, known: bool, uid: int, comm: bytes
+    ) -> ProcessStacks:
+        """The process that a sample names; made up from the sample when it is gone already.
+
+        `known`: the sample was walked with the process's tables. After an exec that tells samples of the new
+        program, which has none yet, from those of the old one.
+        """
         start_ns -= start_ns % NS_PER_TICK
         process = self._processes.get(pid)
+        if (
+            process is not None
+            and process.start_ns == start_ns
+            and (not known or time_ns >= process.since_ns)
+        ):
+            return process
+        for exited in self._exited:
+            if exited.pid == pid and exited.start_ns == start_ns and (known or not exited.replaced):
+                return exited
         if process is not None and process.start_ns == start_ns:
             return process
-        for process in self._exited:
-            if process.pid == pid and process.start_ns == start_ns:
-                return process
         definition = describe(pid)
         if definition is None or definition.start_ns != start_ns:
-            definition = _from_sample(pid, start_ns, uid, comm)
-            process = self._new(definition)
+            process = self._new(_from_sample(pid, start_ns, uid, comm))
             process.gone_ns = time.monotonic_ns()
             self._exited.append(process)
             return process
         self._leave(pid)
         process = self._processes[pid] = self._new(definition)
-        return process
+        self._publish(pid)
+        return self._processes.get(pid, process)
 
     def tidy(self, now_ns: int) -> None:
         """Let go of processes that are gone, and of what may be out of date; call it about once a second."""
@@ -118,6 +131,7 @@ class ProcessFollower:
                 if definition is not None and definition.start_ns == process.start_ns:
                     process.definition = definition
         self._symbols.trim()
+        self._tables.housekeeping()
 
     def reset(self, ids: FrameIds) -> None:
         """A new set of frame ids begins."""
@@ -129,6 +143,11 @@ class ProcessFollower:
         """The processes that are known, with those that exited a moment ago."""
         return [*self._processes.values(), *self._exited]
 
+    def unsupported_pythons(self) -> list[str]:
+        """What the status says of living processes whose Python frames are not read."""
+        found = {p.unsupported_python: p.pid for p in self._processes.values() if p.unsupported_python}
+        return [f"{words} in pid {pid}" for words, pid in sorted(found.items())]
+
     def close(self) -> None:
         """Give back all descriptors."""
         for process in self.all():
@@ -136,7 +155,7 @@ class ProcessFollower:
         self._symbols.close()
 
     def _new(self, definition: ProcessDef) -> ProcessStacks:
-        process = ProcessStacks(definition.pid, definition.start_ns, definition, self._ids, self._symbols)
+        process = ProcessStacks(definition, self._ids, self._symbols)
         process.last_seen_ns = time.monotonic_ns()
         return process
 
@@ -158,17 +177,20 @@ class ProcessFollower:
             python = self._find_python(process, pid, mappings)
         if start_time_ns(pid) != definition.start_ns:
             return  # another process has the pid by now
+        if not process.mappings:
+            process.since_ns = time.monotonic_ns()
         self._tables.publish(pid, mappings, python)
         process.set_mappings(mappings, python)
         for mapping in mappings:
             self._symbols.hold(pid, mapping)
 
-    def _find_python(self, process: ProcessStacks, pid: int, mappings: list) -> PythonLayout | None:  # type: ignore[type-arg]
+    def _find_python(
+        self, process: ProcessStacks, pid: int, mappings: Sequence[Mapping]
+    ) -> PythonLayout | None:
         try:
             python = find_python(pid, mappings)
         except UnsupportedPython as error:
             process.unsupported_python = str(error)
-            self.unsupported.setdefault(str(error), pid)
             self._python_due.pop(pid, None)
             return None
         if python is None and has_python(mappings):

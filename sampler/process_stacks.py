@@ -1,6 +1,8 @@
-"""One profiled process as the stack reader sees it: resolves its code addresses and code objects to frame ids.
+"""One profiled process as the stack reader sees it: resolves its code addresses and code objects to frame
+ids.
 
-Lookups are dictionaries that resolve what they miss, so that a known address costs one C-level dictionary access.
+Lookups are dictionaries that resolve what they miss, so that a known address costs one C-level dictionary
+access.
 """
 
 from __future__ import annotations
@@ -29,17 +31,19 @@ _ADDRESS = (1 << 48) - 1
 class ProcessStacks:
     """A process, told apart by pid and start time. Not thread-safe."""
 
-    def __init__(self, pid: int, start_ns: int, definition: ProcessDef, ids: FrameIds, symbols: SymbolStore) -> None:
-        self.pid = pid
-        self.start_ns = start_ns
+    def __init__(self, definition: ProcessDef, ids: FrameIds, symbols: SymbolStore) -> None:
+        self.pid = definition.pid
+        self.start_ns = definition.start_ns
         self.definition = definition
         self.mappings: Sequence[Mapping] = ()
         self.python: PythonLayout | None = None
         self.unsupported_python: str | None = None
         self.last_seen_ns = 0
         self.gone_ns: int | None = None
-        self.table_threads: dict[tuple[int, bytes], int] = {}  # (tid, comm) -> thread id of the current generation
-        self.outer_frames: dict[tuple[int, int], tuple[int, ...]] = {}  # see CpuStacks
+        self.replaced = False  # by another program in the same process (exec)
+        self.since_ns = 0  # when its tables were first published
+        self.table_threads: dict[tuple[int, bytes], int] = {}  # (tid, comm): id in the current tables
+        self.outer_frames: dict[tuple[int, int], tuple[int, ...]] = {}  # see StackResolver
         self._symbols = symbols
         self._starts: list[int] = []
         self._biases: dict[int, int | None] = {}
@@ -56,7 +60,7 @@ class ProcessStacks:
         self.outer_frames = {}
 
     def set_mappings(self, mappings: Sequence[Mapping], python: PythonLayout | None) -> None:
-        """Take the executable mappings as they are now. Addresses outside of what changed keep their names."""
+        """Take the executable mappings and the interpreter as they are now."""
         if list(mappings) != list(self.mappings):
             self.mappings = mappings
             self._starts = [mapping.start for mapping in mappings]
@@ -125,7 +129,7 @@ class ProcessStacks:
         return None
 
     def resolve_code(self, word: int, detail: int) -> int:
-        """A pair of words of a Python frame: frame id * 2, plus 1 where it ends a group; or SHIM, NO_FRAME."""
+        """Of the two words of a Python frame: frame id * 2, plus 1 where it ends a group; or SHIM etc."""
         layout, codes = self.python, self._codes
         owner, address = word >> 56, word & _ADDRESS
         version = layout.version if layout is not None else (3, 12)
@@ -137,7 +141,7 @@ class ProcessStacks:
             return NO_FRAME_ENTRY if ends_group else NO_FRAME
         offset = detail & 0xFFFFFFFF
         line = code.line(offset - (1 << 32) if offset >= 1 << 31 else offset)
-        frame = self._ids.get(code.name, code.file, layout.binary, FrameKind.PYTHON, line)
+        frame = self._ids.get(code.name, code.file, layout.binary, FrameKind.PYTHON, line=line)
         return frame << 1 | ends_group
 
 

@@ -50,8 +50,9 @@ class Sources:
     def bpf_run_ns(self) -> int | None:
         """Time inside the BPF programs so far; None where the kernel does not count it."""
         with self._lock:
-            counted = getattr(self._by_name["cpu"], "bpf_run_ns", None)
-        value = counted() if callable(counted) else counted
+            source = self._by_name["cpu"]
+        run_ns = getattr(source, "run_ns", None)  # only CpuStacks has it
+        value = run_ns() if callable(run_ns) else None
         return value if isinstance(value, int) else None
 
     def start(self) -> None:
@@ -111,7 +112,7 @@ class Sources:
         from gpuprof.bpf.programs import StackPrograms
         from gpuprof.sampler.cpu_stacks import CpuStacks
 
-        return CpuStacks(self._history, StackPrograms.load(self._options.hz))
+        return CpuStacks(self._history, StackPrograms.load(self._options.hz), self._options.hz)
 
     def _gpu_pids(self) -> set[int]:
         with self._lock:

@@ -1,6 +1,8 @@
-"""The symbol tables in use, by binary: opened while a process that maps the file lives, read at the first lookup.
+"""The symbol tables in use, by binary: opened while a process that maps the file lives, read at the first
+lookup.
 
-Bounded in number (each holds a descriptor) and memory; the least recently used is let go and is opened again when needed.
+Bounded in number (each holds a descriptor) and memory; the least recently used is let go and is opened again
+when needed.
 """
 
 from __future__ import annotations

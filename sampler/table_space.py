@@ -6,7 +6,9 @@ import bisect
 
 
 class TableSpace:
-    """Free space of an array of `size` elements as sorted spans; first fit. Element numbers below `first` are never given."""
+    """Free space of an array of `size` elements as sorted spans; first fit. Element numbers below `first` are
+    never given.
+    """
 
     def __init__(self, size: int, first: int = 0) -> None:
         self.size = size

@@ -1,7 +1,8 @@
-"""The unwind rows of binaries in the kernel's tables: built once, shared by all processes, dropped when space is wanted.
+"""The unwind rows of binaries in the kernel's tables: built once, shared by all processes, dropped when space
+is wanted.
 
-A binary takes blocks of 16 rows, pages (one per 64 KiB of text, each naming its first and last row) and rules, which are
-shared between binaries.
+A binary takes blocks of 16 rows, pages (one per 64 KiB of text, each naming its first and last row) and
+rules, which are shared between binaries.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class UnwindBinaries:
         self.build_ns = 0  # spent in parsing so far
 
     def acquire(self, pid: int, mapping: Mapping) -> Binary | None:
-        """The binary behind a mapping, built when it is new; None for anonymous memory. release() it later."""
+        """The binary behind a mapping, built when it is new; None for anonymous memory. To release()."""
         key = mapping.key
         if key is None:
             return None

@@ -1,8 +1,10 @@
-"""Keeps what the kernel knows of processes: their executable mappings, the unwind rows behind them, their Python.
+"""Keeps what the kernel knows of processes: their executable mappings, the unwind rows behind them, their
+Python.
 
-The arrays are those of layout.bpf.h. A process has a *run*: a head entry with the run's serial number, then its mappings by
-address. A walk trusts a run only while the head has the serial that the process's entry names, so a run is withdrawn by
-clearing its head, and its space is used again some time after that. A forked child uses its parent's run.
+The arrays are those of layout.bpf.h. A process has a *run*: a head entry with the run's serial number, then
+its mappings by address. A walk trusts a run only while the head has the serial that the process's entry
+names, so a run is withdrawn by clearing its head, and its space is used again some time after that. A forked
+child uses its parent's run.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ _MASK_64 = (1 << 64) - 1
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """The mappings of one process and of those forked from it. `python`: packed layout, empty when there is none."""
+    """The mappings of one process and of those forked from it. `python`: packed layout, empty when there is
+    none.
+    """
 
     serial: int
     first: int
@@ -75,9 +79,11 @@ class UnwindTables:
         self._problem: str | None = None
 
     def publish(self, pid: int, mappings: Sequence[Mapping], python: PythonLayout | None) -> None:
-        """Make a process's stacks walkable. Again: replaces what changed, and is nearly free when nothing did.
+        """Make a process's stacks walkable. Again: replaces what changed, and is nearly free when nothing
+        did.
 
-        A binary that is new is read and parsed here (some ms, libtorch_cpu 0.15 s). Never raises for what is in the files.
+        A binary that is new is read and parsed here (some ms, libtorch_cpu 0.15 s). Never raises for what is
+        in the files.
         """
         executable = [mapping for mapping in mappings if mapping.executable][:MAX_MAPPINGS]
         binaries = [self._binaries.acquire(pid, mapping) for mapping in executable]
@@ -212,7 +218,9 @@ class UnwindTables:
                 self._binaries.release(binary)
 
     def _compact(self) -> None:
-        """Move all rows together. Every run is withdrawn for the few ms that it takes; samples then have no user stack."""
+        """Move all rows together. Every run is withdrawn for the few ms that it takes; samples then have no
+        user stack.
+        """
         for run in self._runs.values():
             self._mappings.write(run.first, _head(0))
         time.sleep(0.001)  # a walk that has begun ends within this

@@ -123,12 +123,16 @@ def _rows(history: History, cursor: Cursor, max_bytes: int) -> Iterator[tuple[Fr
         yield from _definitions(history.tables, cursor, processes_only=True)
     for log, position in ((history.readings, cursor.readings), (history.samples, cursor.samples)):
         _skip_late(log, position, cursor.max_lag_ns)
-    while (rows := history.readings.since(cursor.readings.next, max(max_bytes // _READING_BYTES, 1))) is not None:
+    while (
+        rows := history.readings.since(cursor.readings.next, max(max_bytes // _READING_BYTES, 1))
+    ) is not None:
         cursor.readings.next = rows.first + len(rows)
         yield Readings(**rows.columns), len(rows) * _READING_BYTES
     if cursor.level == "metrics":
         return
-    while (rows := history.samples.since(cursor.samples.next, max(max_bytes // _SAMPLE_BYTES, 1))) is not None:
+    while (
+        rows := history.samples.since(cursor.samples.next, max(max_bytes // _SAMPLE_BYTES, 1))
+    ) is not None:
         tables: Tables = rows.tag
         yield from _definitions(tables, cursor)
         cursor.samples.next = rows.first + len(rows)

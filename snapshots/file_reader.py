@@ -245,22 +245,21 @@ def _damage(findings: _Findings) -> str | None:
         said.append(f"the part from {span} is missing: a chunk{of_total} is damaged ({why})")
     if len(findings.lost) > 3:
         said.append(f"{len(findings.lost) - 3} more chunks are damaged")
+    missing = 0 if total is None else total - findings.whole - len(findings.lost)
+    shown = _seconds(history.span[1] - origin)
     if findings.cut is not None and findings.cut.kind == chunks.DATA:
         length = _seconds(findings.cut.end_ns - findings.cut.start_ns)
         count = findings.whole + len(findings.lost) + 1
         said.append(f"the last {length} are missing: the file was cut within chunk {count}")
     elif findings.too_large:
-        said.append(
-            f"only its first {_seconds(history.span[1] - origin)} are shown: it unpacks to more than 1 GiB"
-        )
-    elif total is not None and not findings.lost and findings.whole < total:
-        said.append(f"{total - findings.whole} of {total} chunks are missing")
-    elif total is not None and findings.skipped_bytes and not findings.lost:
-        said.append("some bytes between its chunks are damaged; no chunk is missing")
-    elif not findings.closed:
-        said.append(
-            f"it was not closed: what came after its first {_seconds(history.span[1] - origin)} is missing"
-        )
+        said.append(f"only its first {shown} are shown: it unpacks to more than 1 GiB")
+    elif missing > 0:
+        said.append(f"{missing} of {total} chunks are missing")
+    elif total is None and not findings.closed:
+        said.append(f"it was not closed: what came after its first {shown} is missing")
+    elif not said and (findings.skipped_bytes or total is None or not findings.closed):
+        may = "no chunk is missing" if total is not None else "what was found of it is shown"
+        said.append(f"some bytes between or after its chunks are damaged; {may}")
     return "; ".join(said) or None
 
 

@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import sys
+import textwrap
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -114,10 +115,16 @@ def text_report(history: History, query: Query, *, columns: int | None = None) -
     columns = max(columns or _terminal_columns(), 40)
     tree = history.query(replace(query, min_fraction=max(query.min_fraction, TEXT_MIN_FRACTION)))
     lines = [*_header(history, query, tree), *gpu_lines(history, query.start_ns, query.end_ns)]
-    lines = [fit(line, columns) for line in lines]
+    lines = [part for line in lines for part in _wrapped(line, columns)]
     lines += gpu_charts(history, query.start_ns, query.end_ns, columns)
     lines += ["", *_tree_lines(tree, columns)]
     return "\n".join(line.rstrip() for line in lines)
+
+
+def _wrapped(line: str, columns: int) -> list[str]:
+    """Return a line of the header on as many lines as it needs: a reason must not be cut."""
+    parts = textwrap.wrap(line, columns, subsequent_indent=" " * 10, break_on_hyphens=False) or [line]
+    return [fit(part, columns) for part in parts]
 
 
 def _terminal_columns() -> int:
@@ -171,7 +178,7 @@ def _tree_lines(tree: Tree, columns: int) -> Iterator[str]:
         yield "No CPU stack was sampled in this range."
         return
     unit = "CPU samples" if tree.unit == "samples" else tree.unit
-    yield f"{total:.0f} {unit}; each row with all that it calls"
+    yield fit(f"{total:.0f} {unit}; each row with all that it calls", columns)
     rows = list(trees.rows(tree))
     inset = [0] * len(rows)
     for row, parent in zip(rows, tree.parent.tolist(), strict=True):

@@ -1,8 +1,9 @@
-"""The screen as a process of its own: `python -m gpuprof.tui --fd N | --socket PATH | --file PATH | --demo | --connect JSON-ARGV`.
+"""The screen as a process of its own: `python -m gpuprof.tui --fd N | --socket PATH | --file PATH | --demo |
+--connect JSON-ARGV`.
 
-Started by the command (command.py) or its supervisor, already as the user. Everything is imported before the last capability
-is dropped, since the program's own files may be readable only with it; importing is also what the start-up time goes to, so
-the garbage collector waits until it is done.
+Started by the command (command.py) or its supervisor, already as the user. Everything is imported before the
+last capability is dropped, since the program's own files may be readable only with it; importing is also what
+the start-up time goes to, so the garbage collector waits until it is done.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import json  # noqa: E402
 import os  # noqa: E402
 import sys  # noqa: E402
 from typing import TYPE_CHECKING  # noqa: E402
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy would start a thread per core, for nothing
 
 from gpuprof.snapshots.errors import EXIT_UNAVAILABLE, EXIT_USAGE, GpuprofError  # noqa: E402
 
@@ -67,7 +70,6 @@ def main(arguments: list[str] | None = None) -> int:
         _transport(options, control), control=control, save_through_parent=options.save_through_parent
     )
     rescue = Terminal()
-    gc.collect()
     gc.freeze()
     gc.enable()
     try:

@@ -1,4 +1,5 @@
-"""The Textual app: sessions, the pace of updates, saving, and the way in and out. What is on the screen is in screens/."""
+"""The Textual app: sessions, the pace of updates, saving, and the way in and out. What is on the screen is in
+screens/."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from rich.text import Text
 from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.driver import Driver
+from textual.timer import Timer
 
 from gpuprof.snapshots.errors import GpuprofError
 from gpuprof.snapshots.names import clean
@@ -26,6 +28,7 @@ from gpuprof.tui.transports import Transport
 from gpuprof.tui.widgets.styled import band
 
 TICK_S = 0.25
+SOON_S = 0.02
 
 
 class GpuprofApp(App[None]):
@@ -51,12 +54,14 @@ class GpuprofApp(App[None]):
         save_through_parent: bool = False,
         driver_class: type[Driver] | None = None,
     ) -> None:
-        """`control`: the parent, where there is one; `save_through_parent`: files are created by it, not here."""
+        """`control`: the parent, where there is one; `save_through_parent`: files are created by it, not
+        here."""
         super().__init__(driver_class=driver_class or SafeDriver)
-        self.sessions = [Session(transport)]
+        self.sessions = [Session(transport, self.look_soon)]
         self._control = control
         self._save_through_parent = save_through_parent
         self._saving = False
+        self._soon: Timer | None = None
         self._running_loop: asyncio.AbstractEventLoop | None = None
         self._leave_code: int | None = None
 
@@ -74,7 +79,7 @@ class GpuprofApp(App[None]):
         ours = {f"gp-{name}": getattr(palette, name) for name in names}
         return {**super().get_css_variables(), **ours, "gp-band": band(palette)}
 
-    # ---------------------------------------------------------------------------------------------------------- pace
+    # ---------------------------------------- pace
 
     def on_mount(self) -> None:
         self._running_loop = asyncio.get_running_loop()
@@ -88,7 +93,6 @@ class GpuprofApp(App[None]):
             self._control.start(self._on_sampler_event)
         self.session.start()
         self.set_interval(TICK_S, self._tick)
-        self.set_timer(0.05, self._tick)
 
     def _on_sampler_event(self, event: SamplerEvent) -> None:
         """The parent's news of the sampler: why it ended, or that it will not come back."""
@@ -103,6 +107,7 @@ class GpuprofApp(App[None]):
 
     async def _tick(self) -> None:
         """A few times a second, and only when the terminal has taken the last redraw: show what changed."""
+        self._soon = None
         session = self.session
         crash = session.crashed
         if crash is not None and isinstance(crash, Exception):
@@ -118,14 +123,10 @@ class GpuprofApp(App[None]):
         screen = self.screen_stack[0] if self.screen_stack else None
         return screen if isinstance(screen, MainScreen) and screen.is_mounted else None
 
-    def ask_soon(self) -> None:
-        """Ask and show at once instead of at the next tick."""
-        self.call_later(self._ask_now)
-
-    async def _ask_now(self) -> None:
-        await self.session.ask()
-        # Most answers are there within a few milliseconds; the next regular tick shows the others.
-        self.set_timer(0.04, self._tick)
+    def look_soon(self) -> None:
+        """Ask and show soon instead of at the next regular tick."""
+        if self._soon is None and self._running_loop is not None:
+            self._soon = self.set_timer(SOON_S, self._tick)
 
     def tell(
         self,
@@ -137,7 +138,7 @@ class GpuprofApp(App[None]):
         text = clean(message, 500) + (f"\n{clean(hint, 500)}" if hint else "")
         self.notify(text, severity=severity, timeout=8 if severity == "information" else 12, markup=False)
 
-    # -------------------------------------------------------------------------------------------------------- actions
+    # ---------------------------------------- actions
 
     def action_help(self) -> None:
         from gpuprof.tui.screens.help import HelpScreen
@@ -155,7 +156,7 @@ class GpuprofApp(App[None]):
         if path is None:
             self.tell("No recording is bundled with this installation.", severity="warning")
             return
-        session = Session(open_file(str(path)))
+        session = Session(open_file(str(path)), self.look_soon)
         self.sessions.append(session)
         session.start()
         self._show(session)

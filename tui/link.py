@@ -1,4 +1,5 @@
-"""Keeps one connection to the data alive: opens it, feeds the model, hands answers over, and reconnects when it ends."""
+"""Keeps one connection to the data alive: opens it, feeds the model, hands answers over, and reconnects when
+it ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What the screen knows: facts, status, processes and series, built from frames; no widgets and no sockets here.
+"""What the screen knows: facts, status, processes and series, built from frames; no widgets and no sockets
+here.
 
 A new hello on the same boot of the same host is the same node seen through a new sampler: the store
 matches series by what they describe, so charts go on where they were.
@@ -59,7 +60,7 @@ class Model:
         self._status_at_ns = 0
         self._changes = Change.NONE
 
-    # -------------------------------------------------------------------------------------------------------- frames
+    # ---------------------------------------- frames
 
     def apply(self, frame: Frame) -> None:
         """Take in one frame; kinds that are answers to requests are not for the model and are ignored."""
@@ -129,7 +130,7 @@ class Model:
             if self._ahead_ns is None or ahead > self._ahead_ns:
                 self._ahead_ns = ahead
 
-    # -------------------------------------------------------------------------------------------------------- clocks
+    # ---------------------------------------- clocks
 
     @property
     def now_ns(self) -> int:
@@ -143,7 +144,7 @@ class Model:
         mono, wall = self._clock
         return wall + mono_ns - mono
 
-    # ------------------------------------------------------------------------------------------------------- derived
+    # ---------------------------------------- derived
 
     def source(self, name: str) -> SourceStatus | None:
         """The state of a source by name (nvml, cpu ...), or None when the node has no such source."""
@@ -175,7 +176,8 @@ class Model:
 
     @property
     def late_s(self) -> float | None:
-        """Seconds since the last status when it is overdue (the sampler hangs, or the link does), else None."""
+        """Seconds since the last status when it is overdue (the sampler hangs, or the link does), else
+        None."""
         if not self.live or self.status is None:
             return None
         late_ns = self._monotonic_ns() - self._status_at_ns

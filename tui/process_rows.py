@@ -1,9 +1,12 @@
-"""The rows of the process table, from the series and the process definitions; pure, so that it can be tested without a screen."""
+"""The rows of the process table, from the series and the process definitions; pure, so that it can be tested
+without a screen."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
 
 from gpuprof.snapshots.frames import GpuFacts, ProcessDef
 from gpuprof.tui.series import SeriesStore, SeriesView
@@ -35,7 +38,8 @@ def process_rows(
     *,
     live: bool = True,
 ) -> list[ProcessRow]:
-    """Rows as of `now_ns`; in a file (`live` false) the last reading of each process counts however old it is."""
+    """Rows as of `now_ns`; in a file (`live` false) the last reading of each process counts however old it
+    is."""
     index_of = {gpu.uuid: gpu.index for gpu in gpus}
     pairs: dict[tuple[int, str | None], dict[str, float | None]] = {}
     oldest = now_ns - GONE_NS if live else 0
@@ -85,21 +89,20 @@ def cpu_percent(view: SeriesView) -> float | None:
 
 
 def sort_rows(rows: list[ProcessRow], key: str, reverse: bool) -> list[ProcessRow]:
-    """Rows by a sort key: numbers largest first, names from A, unless reversed; what is not known comes last."""
-
-    def value(row: ProcessRow) -> float | str | None:
-        return {
-            "mem": row.gpu_mem_bytes,
-            "sm": row.sm_percent,
-            "cpu": row.cpu_percent,
-            "pid": row.pid,
-            "user": row.user,
-            "name": row.name,
-        }[key]
-
+    """Rows by a sort key: numbers largest first, names from A, unless reversed; what is not known is last."""
     rows = sorted(rows, key=lambda row: (-(row.gpu_mem_bytes or 0), -(row.cpu_percent or 0), row.pid))
-    known = [row for row in rows if value(row) is not None]
-    unknown = [row for row in rows if value(row) is None]
-    falling = (key in ("mem", "sm", "cpu")) != reverse
-    known.sort(key=lambda row: value(row), reverse=falling)  # type: ignore[arg-type,return-value]
-    return known + unknown
+    values = [(_value(row, key), row) for row in rows]
+    known = [(value, row) for value, row in values if value is not None]
+    known.sort(key=itemgetter(0), reverse=(key in ("mem", "sm", "cpu")) != reverse)
+    return [row for _, row in known] + [row for value, row in values if value is None]
+
+
+def _value(row: ProcessRow, key: str) -> Any:
+    return {
+        "mem": row.gpu_mem_bytes,
+        "sm": row.sm_percent,
+        "cpu": row.cpu_percent,
+        "pid": row.pid,
+        "user": row.user,
+        "name": row.name,
+    }[key]

@@ -12,6 +12,7 @@ import os
 import select
 import signal
 import socket
+import stat
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -53,6 +54,7 @@ def run(options: RecordOptions, sampler_options: SamplerOptions) -> int:
         connection, theirs = socket.socketpair()
         sampler = SamplerProcess(sampler_options, os.environ, caller, theirs)
     if caller is not None:
+        _import_all()
         # For good, and before any byte of the stream is parsed. The sampler ends when its control socket
         # closes.
         privileges.become(caller, no_new_privs=False)
@@ -63,6 +65,17 @@ def run(options: RecordOptions, sampler_options: SamplerOptions) -> int:
         connection.close()
         if sampler is not None:
             sampler.close()
+
+
+def _import_all() -> None:
+    """Import what the recording will need, since the caller may not be able to read the program's files."""
+    import shutil
+
+    from gpuprof.snapshots import file, wire
+
+    assert shutil
+    assert file
+    assert wire
 
 
 def start_command(command: Sequence[str]) -> int:
@@ -256,7 +269,7 @@ class _Recording:
         os.close(self._fd)
         seconds = max(0, self._last_ns - self._first_ns) / 1e9
         samples, size = self._writer.rows_written[0], self._writer.bytes_written
-        _say(f"wrote {self._options.path}: {seconds:.1f} s, {samples:,} CPU samples, {size / 1e6:.1f} MB")
+        _say(f"wrote {self._options.path}: {seconds:.1f} s, {samples:,} CPU samples, {size / 1e6:.2f} MB")
 
     def _announce(self) -> None:
         ends = [
@@ -271,13 +284,19 @@ class _Recording:
 
 
 def _create(path: str, *, overwrite: bool) -> int:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_TRUNC if overwrite else os.O_EXCL)
+    """A new file that only its owner can read, since command lines are in it; never through a symbolic
+    link."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with suppress(OSError, ValueError):  # creating it below says what is wrong
+        if overwrite and stat.S_ISREG(os.lstat(path).st_mode):
+            os.unlink(path)
     try:
         return os.open(path, flags, 0o600)
     except FileExistsError as error:
         raise FileError(f"{path} is there already", "choose another name, or give --force") from error
-    except OSError as error:
-        raise FileError(f"{path} cannot be created: {error.strerror}") from error
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "that is no file name"
+        raise FileError(f"{path} cannot be created: {reason}") from error
 
 
 def _catch_signals() -> int:

@@ -1,4 +1,5 @@
-"""Writes a snapshot file from a running screen: fetch a range through a second stream, compress in a worker thread."""
+"""Writes a snapshot file from a running screen: fetch a range through a second stream, compress in a worker
+thread."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ def snapshot_name(host: str, wall_s: float) -> str:
 
 
 def create_here(name: str) -> tuple[int, str]:
-    """Create `name` in the current directory, never over something else: (descriptor, path). Raises OSError."""
+    """Create `name` in the current directory, never over something else: (descriptor, path). Raises
+    OSError."""
     stem, dot, suffix = name.rpartition(".")
     for attempt in range(100):
         tried = name if not attempt else f"{stem}-{attempt}{dot}{suffix}"
@@ -51,11 +53,13 @@ async def save_range(
     end_ns: int,
     fd: int,
     path: str,
+    *,
     on_progress: Callable[[int], None] = lambda _done_ns: None,
 ) -> Saved:
     """Fetch [start_ns, end_ns) from `source` (not open yet) and write it to `fd`, which is closed here.
 
-    `on_progress` gets the newest row's time so far. Raises GpuprofError; a part that was written stays readable.
+    `on_progress` gets the newest row's time so far. Raises GpuprofError; a part that was written stays
+    readable.
     """
     from gpuprof.snapshots.file import SnapshotWriter
 

@@ -1,9 +1,11 @@
-"""One source on the screen: its model, its link, and the tree that was last answered. A live node or an opened recording."""
+"""One source on the screen: its model, its link, and the tree that was last answered. A live node or an
+opened recording."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 from gpuprof.snapshots.frames import Failure, Tree
 from gpuprof.tui.link import Link, LinkState
@@ -15,7 +17,8 @@ from gpuprof.tui.tree_feed import TreeFeed
 class Session:
     """Everything about one source, and nothing about widgets: the screen looks at it at its own pace."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, on_news: Callable[[], None] = lambda: None) -> None:
+        """`on_news` is called when something came that should not wait for the next regular look."""
         self.transport = transport
         self.model = Model()
         self.feed = TreeFeed()
@@ -24,6 +27,7 @@ class Session:
         self.failure: Failure | None = None
         self.tree_changed = False
         self.link_changed = True
+        self._on_news = on_news
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -69,6 +73,7 @@ class Session:
         else:
             self.failure = answer
         self.tree_changed = True
+        self._on_news()
 
     def _on_state(self, state: LinkState) -> None:
         if state.state == "open":
@@ -76,3 +81,4 @@ class Session:
             if self.transport.span is not None:
                 self.model.newest_ns = self.transport.span[1]
         self.link_changed = True
+        self._on_news()

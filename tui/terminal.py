@@ -1,10 +1,12 @@
-"""The terminal at the boundary: safe input, paced output, exits that restore it, and a check that there is one.
+"""The terminal at the boundary: safe input, paced output, exits that restore it, and a check that there is
+one.
 
-Three things that the stock driver does not do. Input bytes that are not UTF-8 (X10 mouse reports past column 95, which a
-terminal sends when the SGR mouse mode was lost, as after a tmux reattach) are understood or dropped instead of ending the
-app. Output that the terminal cannot take (a hang-up, a non-blocking descriptor) does not wedge the app. And output is paced:
-after a redraw the terminal is asked for its cursor position (DSR 6, answered by a CPR), and the next redraw waits for the
-answer, so that at most one redraw is in flight however slow the link is.
+Three things that the stock driver does not do. Input bytes that are not UTF-8 (X10 mouse reports past column
+95, which a terminal sends when the SGR mouse mode was lost, as after a tmux reattach) are understood or
+dropped instead of ending the app. Output that the terminal cannot take (a hang-up, a non-blocking descriptor)
+does not wedge the app. And output is paced: after a redraw the terminal is asked for its cursor position (DSR
+6, answered by a CPR), and the next redraw waits for the answer, so that at most one redraw is in flight
+however slow the link is.
 """
 
 from __future__ import annotations
@@ -47,11 +49,14 @@ class InputFilter:
 
     def __init__(self) -> None:
         self._decode = getincrementaldecoder("utf-8")("ignore").decode
-        self._passed = b""  # the start of what may become an X10 report, passed on already (a lone Esc must not wait)
+        self._passed = (
+            b""  # the start of what may become an X10 report, passed on already (a lone Esc must not wait)
+        )
         self._held = b""
 
     def feed(self, data: bytes) -> str:
-        """Text of `data`: X10 mouse reports become SGR reports (xterm ctlseqs, "Mouse Tracking"), bad bytes vanish."""
+        """Text of `data`: X10 mouse reports become SGR reports (xterm ctlseqs, "Mouse Tracking"), bad bytes
+        vanish."""
         data = self._passed + self._held + data
         passed, self._passed, self._held = self._passed, b"", b""
         begun = _X10_BEGUN.search(data)
@@ -92,7 +97,8 @@ class TerminalFile:
         """Nothing is buffered here."""
 
     def write(self, text: str) -> None:
-        """Write all of it, waiting as long as the terminal does; output to a terminal that is gone is dropped."""
+        """Write all of it, waiting as long as the terminal does; output to a terminal that is gone is
+        dropped."""
         data = memoryview(text.encode("utf-8", "replace"))
         while data and not self.gone:
             try:
@@ -207,7 +213,8 @@ def check_terminal() -> None:
 
 @contextlib.contextmanager
 def exit_on_signals(leave: Callable[[int], None], terminal: Terminal) -> Iterator[None]:
-    """While inside, SIGINT, SIGTERM and SIGHUP call `leave(exit code)`; the second one, or a hang, ends the process.
+    """While inside, SIGINT, SIGTERM and SIGHUP call `leave(exit code)`; the second one, or a hang, ends the
+    process.
 
     `leave` is called between two bytecodes of the main thread and must only schedule the exit.
     """

@@ -1,8 +1,9 @@
-"""Where frames come from: a socket, a command that speaks the protocol on its standard streams (ssh), or a file in process.
+"""Where frames come from: a socket, a command that speaks the protocol on its standard streams (ssh), or a
+file in process.
 
-All three look the same to the model: open, an async iterator of frames, send, close. A transport that was closed, or whose
-stream ended, can be opened again. `sibling()` is a second stream to the same data, for a fetch that must not mix with the
-live frames.
+All three look the same to the model: open, an async iterator of frames, send, close. A transport that was
+closed, or whose stream ended, can be opened again. `sibling()` is a second stream to the same data, for a
+fetch that must not mix with the live frames.
 """
 
 from __future__ import annotations
@@ -108,7 +109,8 @@ class _Stream:
 
 
 class SocketTransport(_Stream):
-    """A sampler on this node: an inherited descriptor (a new one comes through `control`), or a unix socket by path."""
+    """A sampler on this node: an inherited descriptor (a new one comes through `control`), or a unix socket
+    by path."""
 
     live = True
 
@@ -166,7 +168,8 @@ async def _connect(path: str) -> socket.socket:
 class CommandTransport(_Stream):
     """A sampler behind a command, such as `ssh -T host gpuprof-tui dial-stdio`.
 
-    Bytes before the magic are skipped up to 64 KiB; standard error is kept apart and its last lines explain a failure.
+    Bytes before the magic are skipped up to 64 KiB; standard error is kept apart and its last lines explain a
+    failure.
     """
 
     live = True
@@ -188,7 +191,7 @@ class CommandTransport(_Stream):
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
-                start_new_session=True,  # so that no ^C of this terminal, and no prompt on it, is the command's
+                start_new_session=True,  # ^C is for the screen, and ssh must not prompt on its terminal
                 limit=READ_BYTES,
             )
         except (OSError, IndexError, ValueError) as error:
@@ -262,13 +265,15 @@ class CommandTransport(_Stream):
 
 
 class HistoryTransport:
-    """A history in this process, as of an opened file: the same frames, with queries answered in a worker thread."""
+    """A history in this process, as of an opened file: the same frames, with queries answered in a worker
+    thread."""
 
     live = False
     damage: str | None = None
 
     def __init__(self, load: History | Callable[[], History], label: str) -> None:
-        """`load` is the history, or a function that reads it (run in a thread, so that the screen is up meanwhile)."""
+        """`load` is the history, or a function that reads it (run in a thread, so that the screen is up
+        meanwhile)."""
         self.label = label
         self._load = load
         self._history: History | None = None
@@ -310,7 +315,8 @@ class HistoryTransport:
             self._queue.put_nowait(Failure(number, error.message, error.hint))
 
     async def _stream(self, history: History, start_ns: int, end_ns: int, level: str) -> None:
-        """Put the frames of [start, end] on the queue, read in a thread, a few at a time so that memory stays bounded."""
+        """Put the frames of [start, end] on the queue, read in a thread, a few at a time so that memory stays
+        bounded."""
         iterator = iter(history.frames_between(start_ns, end_ns + 1, level=level))
         while batch := await asyncio.to_thread(_take, iterator, 16):
             for frame in batch:

@@ -1,4 +1,5 @@
-"""Which tree the screen wants now: the pinned range or the last seconds, under which filter; and which answers are still good."""
+"""Which tree the screen wants now: the pinned range or the last seconds, under which filter; and which
+answers are still good."""
 
 from __future__ import annotations
 
@@ -115,7 +116,8 @@ class TreeFeed:
         self._answered, self._stale = True, True
 
     def due(self, local_ns: int, now_ns: int, span: tuple[int, int] | None) -> Query | None:
-        """The query to send now, or None. `local_ns` paces; `now_ns` is the node's clock; `span` is a file's extent."""
+        """The query to send now, or None. `local_ns` paces; `now_ns` is the node's clock; `span` is a file's
+        extent."""
         if (
             not self._answered
             and self._asked_ns is not None

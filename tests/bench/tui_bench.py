@@ -181,7 +181,9 @@ def main() -> None:
             print(f"{program:8} {percent:6.2f} % of a core   {rate:7.1f} kB/s of output")
     bare, charts = (statistics.median(shares[name]) for name in ("bare", "charts"))
     met = charts <= 8 or charts <= 1.7 * bare
-    print(f"charts / bare line widget: {charts / bare:.2f}   (target: 8 % or 1.7: {'met' if met else 'missed'})")
+    print(
+        f"charts / bare line widget: {charts / bare:.2f}   (target: 8 % or 1.7: {'met' if met else 'missed'})"
+    )
     times = sorted(measure_latency(arguments.moves))
     if times:
         p95 = times[min(int(len(times) * 0.95), len(times) - 1)]

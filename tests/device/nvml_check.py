@@ -34,10 +34,11 @@ COMPARED = {
 
 def main() -> int:
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 10.0
+    host, cores = socket.gethostname(), os.cpu_count() or 1
+    clocks = time.monotonic_ns(), time.time_ns()
     hello = Hello(
-        1, socket.gethostname(), "", os.uname().release, os.cpu_count() or 1, time.monotonic_ns(), time.time_ns(),
-        "check", os.getpid(), 0, 10, os.geteuid() == 0,
-    )  # fmt: skip
+        1, host, "", os.uname().release, cores, *clocks, "check", os.getpid(), 0, 10, os.geteuid() == 0
+    )
     history = History(hello)
     reader = GpuReader(history)
     began = time.monotonic()

@@ -13,7 +13,7 @@ SOURCE = Path(__file__).with_name("mock_nvml.c")
 
 
 def build(folder: Path, *flags: str, name: str = "libnvidia-ml.so.1", soname: str | None = None) -> Path:
-    """Compile the mock into `folder`; a soname other than NVML's keeps it out of the way of dlopen elsewhere."""
+    """Compile the mock into `folder`; a soname other than NVML's keeps it from other dlopen calls."""
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / name
     command = ["gcc", "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-pthread", *flags]

@@ -1,4 +1,4 @@
-"""A screen without a screen, for the supervisor's tests: does what its standard input says and answers in JSON lines.
+"""A screen without a screen, for the supervisor's tests: does what its input says and answers in JSON lines.
 
 Run as the supervisor runs the real one: --fd N --control-fd M [--drop-caps] [--save-through-parent].
 """
@@ -82,8 +82,7 @@ def main() -> None:
                 b"[" * 5000,
                 json.dumps({"op": "save", "path": "/etc/passwd"}).encode(),
             ):
-                if body:
-                    link.send(body)
+                link.send(body)
             answer = packet(link, "saved")
             say(op=answer.op, **answer.fields)
             answer.close()

@@ -1,4 +1,4 @@
-"""The privileged parent: what its children run as, what they inherit, how everything ends, what it answers."""
+"""The privileged parent: what its children run as and inherit, how everything ends, what it answers."""
 
 from __future__ import annotations
 

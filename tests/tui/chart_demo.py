@@ -135,7 +135,9 @@ class ChartDemo(App[None]):
 
     BINDINGS: ClassVar = [("q", "quit", "Quit")]
 
-    def __init__(self, gpus: int = 1, cores: int = 8, seconds: int = 70, *, still: bool = False, dense: bool = False) -> None:
+    def __init__(
+        self, gpus: int = 1, cores: int = 8, seconds: int = 70, *, still: bool = False, dense: bool = False
+    ) -> None:
         super().__init__()
         self.node = Synthetic(gpus, cores, dense=dense)
         self.store = SeriesStore()

@@ -1,4 +1,5 @@
-"""Fixtures of the screen's tests: trees made by hand, a fake node, and the real screen in a pseudo-terminal."""
+"""Fixtures of the screen's tests: trees made by hand, a fake node, and the real screen in a pseudo-
+terminal."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from gpuprof.snapshots.frames import FrameKind, Tree
 
 HERE = Path(__file__).parent
@@ -40,7 +42,8 @@ Row = tuple[int, str, float]  # depth, name, own weight
 
 
 def tree_of(rows: list[tuple[Any, ...]], **fields: Any) -> Tree:
-    """A Tree from preorder rows (depth, name, own weight[, kind, file, line, binary]); totals are added up here."""
+    """A Tree from preorder rows (depth, name, own weight[, kind, file, line, binary]); totals are added up
+    here."""
     strings = [""]
     number: dict[str, int] = {"": 0}
 
@@ -58,7 +61,14 @@ def tree_of(rows: list[tuple[Any, ...]], **fields: Any) -> Tree:
         del path[depth:]
         parents.append(path[-1] if path else 0)
         path.append(place)
-        for key, value in (("name", intern(name)), ("own", own), ("kind", int(kind)), ("file", intern(file)), ("line", line), ("binary", intern(binary))):
+        for key, value in (
+            ("name", intern(name)),
+            ("own", own),
+            ("kind", int(kind)),
+            ("file", intern(file)),
+            ("line", line),
+            ("binary", intern(binary)),
+        ):
             columns[key].append(value)
     total = [float(own) for own in columns["own"]]
     for place in range(len(rows) - 1, 0, -1):
@@ -88,7 +98,10 @@ def hostile_names() -> list[str]:
     shared = HERE.parents[2] / "shared/cases/names/hostile.json"
     names = list(HOSTILE_NAMES)
     if shared.exists():
-        names += [raw.encode("latin-1").decode("utf-8", "surrogateescape") for raw in json.loads(shared.read_text())["names"]]
+        names += [
+            raw.encode("latin-1").decode("utf-8", "surrogateescape")
+            for raw in json.loads(shared.read_text())["names"]
+        ]
     return names
 
 

@@ -1,7 +1,9 @@
-"""A node that does not exist: a History filled with plausible GPU and CPU data, served over the real protocol.
+"""A node that does not exist: a History filled with plausible GPU and CPU data, served over the real
+protocol.
 
-Run as a program it shows the real screen over itself: `python tests/tui/fake_node.py [--gpus N] [--no-nvml] [--no-cpu]
-[--hostile] [--past SECONDS]`, or serves a socket with `--socket PATH`, or writes a snapshot with `--write FILE`.
+Run as a program it shows the real screen over itself: `python tests/tui/fake_node.py [--gpus N] [--no-nvml]
+[--no-cpu] [--hostile] [--past SECONDS]`, or serves a socket with `--socket PATH`, or writes a snapshot with
+`--write FILE`.
 """
 
 from __future__ import annotations
@@ -40,7 +42,6 @@ from gpuprof.snapshots.frames import (
 from gpuprof.snapshots.history import History
 from gpuprof.snapshots.wire import Decoder, pack
 
-HOSTILE = Path(__file__).resolve().parents[2].parent / "shared/cases/names/hostile.json"
 PYTHON, NATIVE, KERNEL = FrameKind.PYTHON, FrameKind.NATIVE, FrameKind.KERNEL_SPACE
 
 _RUNTIME = [
@@ -144,7 +145,7 @@ class FakeNode:
         *,
         nvml: bool = True,
         cpu: bool = True,
-        hostile: bool = False,
+        hostile: list[str] | None = None,
         cores: int = 8,
         host: str = "node17",
     ) -> None:
@@ -194,16 +195,14 @@ class FakeNode:
             (4790, "pt_data_worker", "ada"),
             (77, "kworker/3:1", "root"),
         ]
-        self._intern(hostile)
+        self._intern(hostile or [])
         self._busy_ns = [0.0] * cores
         self._cpu_ns = {pid: 0.0 for pid, _, _ in self.processes}
         self._samples = 0
         self._stopped = threading.Event()
         self.connections: list[socket.socket] = []
 
-    def _intern(self, hostile: bool) -> None:
-        names = json.loads(HOSTILE.read_text())["names"] if hostile else []
-        self.hostile_names = [name.encode("latin-1").decode("utf-8", "surrogateescape") for name in names]
+    def _intern(self, hostile: list[str]) -> None:
         with self.history.lock:
             tables = self.history.tables
             self._threads = [
@@ -216,7 +215,7 @@ class FakeNode:
             self._rows: list[tuple[int, int]] = []
             for weight, thread, frames in _STACKS:
                 self._add(weight, self._threads[thread], frames)
-            for place, name in enumerate(self.hostile_names):
+            for place, name in enumerate(hostile):
                 pid = 9000 + place
                 process = tables.process(ProcessDef(pid, pid, name, name, name, 1000, 1))
                 self.processes.append((pid, name, name))
@@ -412,6 +411,14 @@ class FakeNode:
         self.hang_up()
 
 
+def _hostile_names() -> list[str]:
+    path = Path(__file__).resolve().parents[3] / "shared/cases/names/hostile.json"
+    return [
+        name.encode("latin-1").decode("utf-8", "surrogateescape")
+        for name in json.loads(path.read_text())["names"]
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--gpus", type=int, default=2)
@@ -427,7 +434,7 @@ def main() -> None:
         options.gpus,
         nvml=not options.no_nvml,
         cpu=not options.no_cpu,
-        hostile=options.hostile,
+        hostile=_hostile_names() if options.hostile else None,
         cores=options.cores,
     )
     now = time.monotonic_ns()
@@ -443,7 +450,9 @@ def main() -> None:
     node.listener(path)
     if options.socket:
         threading.Event().wait()
-    screen = subprocess.run([sys.executable, "-m", "gpuprof.tui", "--socket", path, "--label", node.hello.host], check=False)
+    screen = subprocess.run(
+        [sys.executable, "-m", "gpuprof.tui", "--socket", path, "--label", node.hello.host], check=False
+    )
     raise SystemExit(screen.returncode)
 
 

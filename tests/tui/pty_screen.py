@@ -1,4 +1,5 @@
-"""The real screen in a real pseudo-terminal: bytes in, bytes out, and a terminal emulator (pyte) to look at it."""
+"""The real screen in a real pseudo-terminal: bytes in, bytes out, and a terminal emulator (pyte) to look at
+it."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ import pyte
 
 
 class PtyScreen:
-    """A child on a pty. `raw` collects everything that it ever wrote; `answers` whether cursor reports are answered."""
+    """A child on a pty. `raw` collects everything that it ever wrote; `answers` whether cursor reports are
+    answered."""
 
     def __init__(
         self, argv: Sequence[str], columns: int = 120, rows: int = 36, *, answers: bool = True,
@@ -35,7 +37,12 @@ class PtyScreen:
         if self.pid == 0:
             for fd in pass_fds:
                 os.set_inheritable(fd, True)
-            environment = {**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor", **(environ or {})}
+            environment = {
+                **os.environ,
+                "TERM": "xterm-256color",
+                "COLORTERM": "truecolor",
+                **(environ or {}),
+            }
             os.execve(argv[0], list(argv), environment)
         fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 

@@ -1,4 +1,5 @@
-"""The rows of a flame tree: oracles are trees small enough to work out by hand, and a slow walk over random ones."""
+"""The rows of a flame tree: oracles are trees small enough to work out by hand, and a slow walk over random
+ones."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+
 from gpuprof.snapshots.errors import FrameError
 from gpuprof.snapshots.frames import Tree
 from gpuprof.tui.widgets.flame_rows import FlameRows, depths, preorder_ends
@@ -50,7 +52,9 @@ def test_expansion_survives_another_tree(tree: Tree, make_tree: MakeTree) -> Non
     rows = FlameRows(tree)
     rows.set_expanded(4, True)
     rows.set_expanded(1, False)
-    later = make_tree([(0, "all", 0), (1, "b", 90), (1, "d", 1), (2, "e", 1), (1, "a", 0), (2, "b", 20), (3, "c", 50)])
+    later = make_tree(
+        [(0, "all", 0), (1, "b", 90), (1, "d", 1), (2, "e", 1), (1, "a", 0), (2, "b", 20), (3, "c", 50)]
+    )
     again = FlameRows(later, rows.expansion)
     assert names(again) == ["all", "b", "d", "e", "a"]
 
@@ -73,7 +77,9 @@ def test_search_counts_recursion_once(make_tree: MakeTree) -> None:
 
 
 def test_search_finds_files_and_binaries(make_tree: MakeTree) -> None:
-    tree = make_tree([(0, "all", 0), (1, "f", 10, 3, "/srv/train.py", 3, ""), (1, "g", 30, 4, "", 0, "libcuda.so")])
+    tree = make_tree(
+        [(0, "all", 0), (1, "f", 10, 3, "/srv/train.py", 3, ""), (1, "g", 30, 4, "", 0, "libcuda.so")]
+    )
     rows = FlameRows(tree)
     rows.search("train.py")
     assert rows.match_fraction == pytest.approx(0.25)
@@ -146,6 +152,11 @@ def test_a_deep_chain_is_no_recursion(make_tree: MakeTree) -> None:
 
 def test_weight_by_binary(make_tree: MakeTree) -> None:
     tree = make_tree(
-        [(0, "all", 0, 0), (1, "p", 5, 1), (2, "f", 20, 3, "a.py", 1, ""), (3, "g", 30, 4, "", 0, "libc.so.6")]
+        [
+            (0, "all", 0, 0),
+            (1, "p", 5, 1),
+            (2, "f", 20, 3, "a.py", 1, ""),
+            (3, "g", 30, 4, "", 0, "libc.so.6"),
+        ]
     )
     assert FlameRows(tree).weight_by_binary() == [("libc.so.6", 30.0), ("python", 20.0)]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+from textual.app import App, ComposeResult
+
 from gpuprof.snapshots.frames import GpuFacts, ProcessDef, Readings, SeriesDef
 from gpuprof.tui.process_rows import GONE_NS, ProcessRow, process_rows, sort_rows
 from gpuprof.tui.series import SeriesStore
 from gpuprof.tui.widgets.process_table import ProcessTable, bytes_text
-from textual.app import App, ComposeResult
 
 SECOND = 10**9
 GPUS = [GpuFacts("GPU-a", 0, "H200"), GpuFacts("GPU-b", 1, "H200")]
@@ -23,14 +24,19 @@ def store_with(rows: list[tuple[str, str | None, int, int, float]]) -> SeriesSto
     times = np.array([row[3] for row in rows], np.uint64)
     store.add(
         Readings(
-            np.array([keys[row[:3]] for row in rows], np.uint32), times, times, np.array([row[4] for row in rows])
+            np.array([keys[row[:3]] for row in rows], np.uint32),
+            times,
+            times,
+            np.array([row[4] for row in rows]),
         )
     )
     return store
 
 
 def test_cpu_is_derived_from_two_readings() -> None:
-    store = store_with([("proc_cpu_ns", None, 7, 10 * SECOND, 1e9), ("proc_cpu_ns", None, 7, 12 * SECOND, 6e9)])
+    store = store_with(
+        [("proc_cpu_ns", None, 7, 10 * SECOND, 1e9), ("proc_cpu_ns", None, 7, 12 * SECOND, 6e9)]
+    )
     (row,) = process_rows(store, PROCESSES, GPUS, 12 * SECOND)
     assert row == ProcessRow(7, None, "ada", "train", None, None, 250.0)
 
@@ -91,9 +97,13 @@ async def test_cursor_follows_its_process_and_enter_chooses_it() -> None:
     async with app.run_test(size=(80, 12)) as pilot:
         table = app.query_one(ProcessTable)
         table.focus()
-        table.set_rows([ProcessRow(pid, None, "u", f"p{pid}", None, None, cpu) for pid, cpu in ((1, 9.0), (2, 5.0))])
+        table.set_rows(
+            [ProcessRow(pid, None, "u", f"p{pid}", None, None, cpu) for pid, cpu in ((1, 9.0), (2, 5.0))]
+        )
         await pilot.press("down", "enter")
-        table.set_rows([ProcessRow(pid, None, "u", f"p{pid}", None, None, cpu) for pid, cpu in ((1, 1.0), (2, 5.0))])
+        table.set_rows(
+            [ProcessRow(pid, None, "u", f"p{pid}", None, None, cpu) for pid, cpu in ((1, 1.0), (2, 5.0))]
+        )
         await pilot.press("enter", "s", "s")
         assert app.chosen == [2, 2]
         assert table.sort_key == "user"

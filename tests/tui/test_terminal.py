@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
+
 from gpuprof.snapshots.errors import GpuprofError
 from gpuprof.tui.terminal import InputFilter, Pacer, TerminalFile, check_terminal
 
@@ -30,7 +31,9 @@ def test_input(data: bytes, text: str) -> None:
 def test_input_in_pieces_is_the_same() -> None:
     data = "é".encode() + b"\x1b[M\x20\x95\xa0" + b"\xffq" + b"\x1b[M\x23\xc3\xa9"
     pieces = InputFilter()
-    assert "".join(pieces.feed(data[place : place + 1]) for place in range(len(data))) == InputFilter().feed(data)
+    assert "".join(pieces.feed(data[place : place + 1]) for place in range(len(data))) == InputFilter().feed(
+        data
+    )
 
 
 def test_pacer_waits_only_for_a_terminal_that_answers() -> None:

@@ -1,4 +1,5 @@
-"""The three transports against a node that does not exist: same frames, same answers; and how each of them ends."""
+"""The three transports against a node that does not exist: same frames, same answers; and how each of them
+ends."""
 
 from __future__ import annotations
 
@@ -11,8 +12,22 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+
 from gpuprof.snapshots.errors import GpuprofError
-from gpuprof.snapshots.frames import Failure, Fetch, Fetched, Frame, Hello, Query, Readings, Samples, SeriesDefs, Status, Subscribe, Tree
+from gpuprof.snapshots.frames import (
+    Failure,
+    Fetch,
+    Fetched,
+    Frame,
+    Hello,
+    Query,
+    Readings,
+    Samples,
+    SeriesDefs,
+    Status,
+    Subscribe,
+    Tree,
+)
 from gpuprof.tui.transports import CommandTransport, HistoryTransport, SocketTransport, Transport
 
 
@@ -127,9 +142,13 @@ async def test_command_with_a_banner(node_socket: tuple[Any, str]) -> None:
 )
 async def test_command_that_fails_says_why(argv: list[str], expected: str) -> None:
     transport = CommandTransport(argv, "node17")
-    with pytest.raises(GpuprofError, match=expected):
+
+    async def run() -> None:
         await transport.open()
         await collect(transport, Tree)
+
+    with pytest.raises(GpuprofError, match=expected):
+        await run()
     await transport.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from gpuprof.snapshots.errors import GpuprofError
 from gpuprof.tui.tree_feed import LIVE_WINDOW_NS, TreeFeed, parse_filter
 
@@ -31,7 +32,9 @@ def test_filters(text: str, pids: tuple[int, ...], tids: tuple[int, ...], cpus: 
     assert bool(kept) == bool(text)
 
 
-@pytest.mark.parametrize("text", ["cpu", "pid x", "cpu 3-1", "cpu 0-99999", "cpu -1", "nobody", "cpu 1-", "\x1b[31m"])
+@pytest.mark.parametrize(
+    "text", ["cpu", "pid x", "cpu 3-1", "cpu 0-99999", "cpu -1", "nobody", "cpu 1-", "\x1b[31m"]
+)
 def test_what_is_no_filter_is_said(text: str) -> None:
     with pytest.raises(GpuprofError) as caught:
         parse_filter(text, NAMES)

@@ -166,7 +166,7 @@ def test_a_reader_that_stops_reading_is_no_error() -> None:
 
 def test_the_way_to_the_screen_imports_neither_numpy_nor_textual() -> None:
     code = (
-        "import sys; from gpuprof.tui import command, supervisor, sampler_process, dial, record, doctor, arguments;"
+        "import sys\nfrom gpuprof.tui import arguments, command, dial, doctor, record, supervisor\n"
         "print(sorted({'numpy', 'textual', 'rich', 'asyncio', 'msgpack', 'subprocess'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)

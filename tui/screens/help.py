@@ -73,7 +73,7 @@ HELP: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
             ("", "of one core running this code. Idle cores give none; a thread that waits gives none."),
             (
                 "colour",
-                "the binary that the code belongs to, the same in every run; Python and kernel have their own",
+                "the binary that the code is in, the same in every run; Python and kernel have their own",
             ),
             ("other (n)", "n callees too small to show, summed, so that totals always add up"),
             ("[truncated: …]", "the stack could not be read to its root, and why"),

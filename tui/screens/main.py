@@ -1,4 +1,5 @@
-"""The main screen: places the parts, feeds them from the session at the pace of the terminal, and answers the keys."""
+"""The main screen: places the parts, feeds them from the session at the pace of the terminal, and answers the
+keys."""
 
 from __future__ import annotations
 
@@ -84,7 +85,7 @@ class MainScreen(Screen[None]):
         self.prompt = self.query_one(Prompt)
         self.show_session(self.session)
 
-    # ------------------------------------------------------------------------------------------------------ refreshing
+    # ---------------------------------------- refreshing
 
     def show_session(self, session: Session) -> None:
         """Look at another source."""
@@ -170,13 +171,14 @@ class MainScreen(Screen[None]):
     def gpuprof(self) -> GpuprofApp:
         return cast("GpuprofApp", self.app)
 
-    # -------------------------------------------------------------------------------------------------------- placing
+    # ---------------------------------------- placing
 
     def _header_rows(self) -> int:
         return max(2, min(8, self.size.height // 5))
 
     def _arrange(self, header_rows: int) -> None:
-        """Share the height between charts and tree, and decide whether the process table stands beside the tree."""
+        """Share the height between charts and tree, and decide whether the process table stands beside the
+        tree."""
         height, width = self.size.height, self.size.width
         if not height:
             return
@@ -203,12 +205,13 @@ class MainScreen(Screen[None]):
             self.update_all(Change.NONE)
 
     def _on_timer_update(self) -> None:
-        """Redraws wait until the terminal has taken the last one; what changes meanwhile is drawn once, as it is then."""
+        """Redraws wait until the terminal has taken the last one; what changes meanwhile is drawn once, as it
+        is then."""
         driver = self.app._driver
         if getattr(driver, "ready", True):
             super()._on_timer_update()
 
-    # ------------------------------------------------------------------------------------------------------- messages
+    # ---------------------------------------- messages
 
     def on_chart_stack_range_selected(self, event: ChartStack.RangeSelected) -> None:
         self.session.feed.pin(event.start_ns, event.end_ns)
@@ -220,7 +223,7 @@ class MainScreen(Screen[None]):
         self._asked_anew()
 
     def _asked_anew(self) -> None:
-        self.gpuprof.ask_soon()
+        self.gpuprof.look_soon()
         self._update_lines()
 
     def on_flame_tree_moved(self) -> None:
@@ -258,7 +261,7 @@ class MainScreen(Screen[None]):
                 return
         self.flame.focus()
 
-    # --------------------------------------------------------------------------------------------------------- actions
+    # ---------------------------------------- actions
 
     def action_ask(self, mode: str) -> None:
         self.prompt.ask(mode, self.session.feed.filter.text if mode == FILTER else self.flame.needle)

@@ -7,15 +7,24 @@ A ChartPainter keeps what was computed for columns that are still in sight. It i
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gpuprof.tui.charts_layout import Chart, Style
 from gpuprof.tui.series import F64Array, Key, SeriesStore, SeriesView, rate
 from gpuprof.tui.units import nice_ceiling, with_unit
 from gpuprof.tui.widgets import lanes
-from gpuprof.tui.widgets.braille import Raster, U8Array, to_dot_row, to_dot_rows
-from gpuprof.tui.widgets.envelope import ColumnCache, Extent, usual_gap_ns
+from gpuprof.tui.widgets.braille import (
+    Raster,
+    U8Array,
+    covered,
+    spread_color,
+    to_bits,
+    to_dot_row,
+    to_dot_rows,
+)
+from gpuprof.tui.widgets.envelope import ColumnCache, Extent
 from gpuprof.tui.widgets.legend import Entry, axis_labels, gutter_rows, legend_rows
-from gpuprof.tui.widgets.surface import Segments, Surface, assemble, plot_segments
+from gpuprof.tui.widgets.surface import Panel, Segments, Surface
 
 # A signed chart gives its quieter side at least this share of the height of the louder one.
 _QUIET_SIDE = 1 / 4
@@ -32,6 +41,8 @@ class ChartPainter:
         self._shares = lanes.ShareCache()
         self._high = 0.0
         self._low = 0.0
+        self._gutter: tuple[object, list[Segments]] = (None, [])
+        self._legends: tuple[object, list[Segments]] = (None, [])
 
     def update(self, chart: Chart) -> None:
         """Take a newer plan: lines that are gone are forgotten."""
@@ -40,15 +51,15 @@ class ChartPainter:
             self._columns = {key: cache for key, cache in self._columns.items() if key in kept}
         self.chart = chart
 
-    def paint(self, store: SeriesStore, surface: Surface, rows: int) -> list[Segments]:
-        """`rows` rows of the chart, each `gutter + columns + legend` cells wide."""
+    def paint(self, store: SeriesStore, surface: Surface, rows: int) -> Panel:
+        """The chart in `rows` rows."""
         if self.chart.style is Style.STRIP:
             return self._paint_strip(store, surface, rows)
         return self._paint_lines(store, surface, rows)
 
     # ------------------------------------------------------------------------------------------------ lines
 
-    def _paint_lines(self, store: SeriesStore, surface: Surface, rows: int) -> list[Segments]:
+    def _paint_lines(self, store: SeriesStore, surface: Surface, rows: int) -> Panel:
         chart, scale, glyphs = self.chart, surface.scale, surface.glyphs
         dot_ns, dots = scale.cell_ns // glyphs.dots_x, scale.columns * glyphs.dots_x
         views = [store.view(line.key) for line in chart.lines]
@@ -64,29 +75,49 @@ class ChartPainter:
             (limit, _latest(store.view(limit.key)) if limit.key else limit.value) for limit in chart.limits
         ]
         bottom, top = self._range(extents)
-        raster = Raster(rows, scale.columns, glyphs)
-        colors, areas = self._draw(raster, extents, [value for _, value in limits], (bottom, top), surface)
-        body = raster.runs(surface.columns + areas * np.uint8(len(surface.grounds)))
+        raster = self._draw(extents, [value for _, value in limits], (bottom, top), surface, rows)
 
-        mark = "-" if glyphs.name == "ascii" else "━"
         entries = []
         for line, view in zip(chart.lines, views, strict=True):
-            color = surface.palette.lines[line.color % len(surface.palette.lines)]
-            value = value_at(view, surface.now_ns, counter=line.counter)
+            gap_ns = self._columns[line.key].gap_ns
+            value = value_at(view, surface.now_ns, gap_ns, counter=line.counter)
+            color = surface.inks.colors[surface.inks.line(line.color)]
             label = line.label if line.pid is None else f"{line.label}\0{line.pid}"
-            entries.append(Entry(mark, color, label, with_unit(_scaled(value, line.scale), line.unit)))
+            entries.append(Entry(glyphs.line, color, label, with_unit(_scaled(value, line.scale), line.unit)))
         marks = [
             Entry(glyphs.dash, surface.palette.limit, limit.label, with_unit(value, limit.unit))
             for limit, value in limits
             if value is not None
         ]
         labels = axis_labels(bottom, top, rows, chart.unit, signed=chart.style is Style.SIGNED)
-        return assemble(
-            surface, rows,
-            gutter_rows(chart, labels, surface, rows),
-            [plot_segments(runs, colors, surface, [line.color for line in chart.lines]) for runs in body],
-            self._legend(entries, marks, surface, rows),
-        )  # fmt: skip
+        return self._panel(
+            glyphs.table[raster.bits],
+            spread_color(raster.color, raster.bits != 0),
+            raster.area,
+            labels,
+            self._legend(entries, marks, rows),
+            surface,
+        )
+
+    def _panel(
+        self,
+        codes: NDArray[np.uint32],
+        color: U8Array,
+        area: U8Array,
+        labels: dict[int, str],
+        entries: list[Entry],
+        surface: Surface,
+    ) -> Panel:
+        """The panel; gutter and legend are made anew only when they say something else."""
+        rows = len(codes)
+        inks = surface.inks
+        gutter_key = (self.chart.title, self.chart.unit, labels, surface.gutter, rows, inks)
+        if gutter_key != self._gutter[0]:
+            self._gutter = (gutter_key, gutter_rows(self.chart, labels, surface, rows))
+        legend_key = (entries, surface.legend, surface.at_cursor, rows, inks)
+        if legend_key != self._legends[0]:
+            self._legends = (legend_key, legend_rows(entries, surface, rows))
+        return Panel(codes, color, area, self._gutter[1], self._legends[1])
 
     def _shown(self, rows: int) -> int:
         """How many lines are drawn: in a single row they would hide each other, so there it is the first."""
@@ -94,22 +125,13 @@ class ChartPainter:
             return len(self.chart.lines)
         return 2 if self.chart.style is Style.SIGNED else 1
 
-    def _legend(
-        self, entries: list[Entry], marks: list[Entry], surface: Surface, rows: int
-    ) -> list[Segments]:
+    def _legend(self, entries: list[Entry], marks: list[Entry], rows: int) -> list[Entry]:
+        """The order of the legend: a limit is worth more than the last of many processes."""
         if rows == 1 and self.chart.style is Style.SIGNED and len(entries) == 2:
             sent, received = (entry.value.replace("B/s", "").replace(" ", "") for entry in entries)
-            return legend_rows(
-                [Entry(entries[0].marker, entries[0].color, f"↑{sent} ↓{received}", "")], surface, 1
-            )
-        if len(entries) + len(marks) > rows > 1 and marks:
-            # A limit is worth more than the last of many processes.
-            entries = (
-                entries[: max(rows - len(marks) - 1, 1)] + marks + entries[max(rows - len(marks) - 1, 1) :]
-            )
-        else:
-            entries = entries + marks
-        return legend_rows(entries, surface, rows)
+            return [Entry("", entries[0].color, f"↑{sent} ↓{received}", "")]
+        ahead = max(rows - len(marks) - 1, 1) if len(entries) + len(marks) > rows > 1 else len(entries)
+        return entries[:ahead] + marks + entries[ahead:]
 
     def _range(self, extents: list[Extent]) -> tuple[float, float]:
         """(bottom, top) of the axis: what the chart says, or round numbers around what is in sight."""
@@ -131,71 +153,69 @@ class ChartPainter:
 
     def _draw(
         self,
-        raster: Raster,
         extents: list[Extent],
         limits: list[float | None],
         axis: tuple[float, float],
         surface: Surface,
-    ) -> tuple[list[str], U8Array]:
-        """Areas, then limits, then lines from the first to the last.
-
-        Gives the colours that the raster's numbers mean, and for each cell the line (from 1) whose area it lies in.
-        """
+        rows: int,
+    ) -> Raster:
+        """Areas, then limits, then lines from the first to the last."""
         bottom, top = axis
-        palette, lines = surface.palette, self.chart.lines
-        colors = [palette.lines[line.color % len(palette.lines)] for line in lines]
-        colors += [palette.limit, palette.rule]
-        areas = np.zeros((raster.rows, raster.columns), np.uint8)
+        inks, glyphs = surface.inks, surface.glyphs
+        raster = Raster(rows, surface.scale.columns, glyphs)
+        shown = self.chart.lines[: self._shown(rows)]
+        if not shown:
+            return raster
+        low, high = (np.stack([extent[side] for extent in extents[: len(shown)]]) for side in (0, 1))
+        upper, lower = to_dot_rows(low, high, bottom, top, raster.dot_rows)
         base_row = to_dot_row(min(max(0.0, bottom), top), bottom, top, raster.dot_rows)
-        dot_extents = [to_dot_rows(low, high, bottom, top, raster.dot_rows) for low, high in extents]
-        # An area is a tint of the background. In a chart of one or two rows cells are too coarse for that: there it is
-        # made of dots, and so it is where the terminal has no shades.
-        tinted = raster.rows > 2 and palette.tint > 0
-        shown = self._shown(raster.rows)
-        for number, (line, (upper, lower)) in enumerate(zip(lines, dot_extents, strict=True)):
-            if number < shown and (line.fill or raster.rows == 1):
-                there = upper <= lower
-                start = np.where(there, np.minimum(upper, base_row), 1).astype(np.int32)
-                end = np.where(there, np.maximum(lower, base_row), 0).astype(np.int32)
-                if tinted:
-                    areas[raster.covered(start, end)] = number + 1
-                elif raster.rows == 1 or len(lines) == 1:
-                    raster.draw(start, end, number)
-        frame = Raster(raster.rows, raster.columns, raster.glyphs)
-        if self.chart.style is Style.SIGNED and raster.rows > 1:
-            frame.horizontal(base_row, len(colors) - 1)
+        # An area is a tint of the background. In one or two rows cells are too coarse for that: there it is made of dots,
+        # together with its line.
+        solid = rows == 1 or (rows == 2 and len(self.chart.lines) == 1)
+        for number, line in enumerate(shown):
+            there = upper[number] <= lower[number]
+            if solid:
+                np.minimum(upper[number], base_row, out=upper[number], where=there)
+                np.maximum(lower[number], base_row, out=lower[number], where=there)
+            elif line.fill and rows > 2 and surface.palette.tint:
+                start = np.where(there, np.minimum(upper[number], base_row), 1).astype(np.int16)
+                end = np.where(there, np.maximum(lower[number], base_row), 0).astype(np.int16)
+                raster.area[covered(start, end, rows, glyphs)] = 1 + inks.line(line.color)
+        if self.chart.style is Style.SIGNED and rows > 1:
+            raster.horizontal(base_row, inks.rule)
         for value in limits:
-            if value is not None and bottom <= value <= top and raster.rows > 1:
+            if value is not None and bottom <= value <= top and rows > 1:
                 row = to_dot_row(value, bottom, top, raster.dot_rows)
-                frame.horizontal(row, len(colors) - 2, first=surface.scale.first, dashed=True)
-        raster.overlay(frame)
-        drawn = Raster(raster.rows, raster.columns, raster.glyphs)
-        for number, (upper, lower) in enumerate(dot_extents[:shown]):
-            drawn.draw(upper, lower, number)
-        raster.overlay(drawn, keep_dots=raster.rows <= 2)
-        return colors, areas
+                raster.horizontal(row, inks.limit, first=surface.scale.first, dashed=True)
+        bits = to_bits(upper, lower, rows, glyphs)
+        raster.lines(bits, [inks.line(line.color) for line in shown])
+        return raster
 
     # ------------------------------------------------------------------------------------------------ strips
 
-    def _paint_strip(self, store: SeriesStore, surface: Surface, rows: int) -> list[Segments]:
+    def _paint_strip(self, store: SeriesStore, surface: Surface, rows: int) -> Panel:
         chart, scale, palette = self.chart, surface.scale, surface.palette
         views = [store.view(line.key) for line in chart.lines]
         shares = self._shares.update(views, scale.first, scale.columns, scale.cell_ns)
         mean, highest, groups = lanes.group(shares, rows)
-        colors = [palette.rule, *palette.heat]
-        body = lanes.heat_runs(mean, highest, surface.glyphs, len(palette.heat), surface.columns)
-        body += [[(" " * scale.columns, 0, 0)]] * (rows - len(body))
+        codes = np.full((rows, scale.columns), ord(" "), np.uint32)
+        color = np.zeros(codes.shape, np.uint8)
+        codes[: len(groups)], level = lanes.heat(mean, highest, surface.glyphs, len(palette.heat))
+        color[: len(groups)] = np.where(level > 0, level + (surface.inks.heat - 1), surface.inks.rule)
         numbers = [line.key[3] for line in chart.lines]
         labels = {
             row: f"{numbers[first]}" if first == last else f"{numbers[first]}-{numbers[last]}"
             for row, (first, last) in enumerate(groups)
+            if rows > 1
         }
-        return assemble(
-            surface, rows,
-            gutter_rows(chart, labels, surface, rows),
-            [plot_segments(runs, colors, surface) for runs in body],
-            legend_rows(self._strip_entries(shares, surface), surface, rows),
-        )  # fmt: skip
+        return self._panel(
+            codes,
+            spread_color(color, codes != ord(" ")),
+            np.zeros(codes.shape, np.uint8),
+            labels,
+            self._strip_entries(shares, surface),
+            surface,
+        )
 
     def _strip_entries(self, shares: F64Array, surface: Surface) -> list[Entry]:
         """The mean of all, and the busiest, in the column of the cursor or else the newest that was observed."""
@@ -213,25 +233,24 @@ class ChartPainter:
 
 def _heat_entry(surface: Surface, label: str, share: float) -> Entry:
     heat = surface.palette.heat
-    mark = surface.glyphs.shades[-1]
-    return Entry(mark, heat[min(int(share * len(heat)), len(heat) - 1)], label, with_unit(share * 100, "%"))
+    return Entry(
+        surface.glyphs.block,
+        heat[min(int(share * len(heat)), len(heat) - 1)],
+        label,
+        with_unit(share * 100, "%"),
+    )
 
 
-def value_at(view: SeriesView, time_ns: int, *, counter: bool = False) -> float | None:
-    """The reading that held at an instant, or the last one before it that is recent enough; None: there was none."""
+def value_at(view: SeriesView, time_ns: int, gap_ns: int, *, counter: bool = False) -> float | None:
+    """The reading that held at an instant, or the last one before it, at most `gap_ns` ago; None: there was none."""
     last = int(np.searchsorted(view.start_ns, np.uint64(max(time_ns, 0)), "right"))
-    if last == 0:
+    if last < (2 if counter else 1) or time_ns - int(view.end_ns[last - 1]) > gap_ns:
         return None
-    tail = slice(max(last - 64, 0), last)
-    view = SeriesView(view.start_ns[tail], view.end_ns[tail], view.value[tail])
-    gap_ns = usual_gap_ns(view)
-    if counter:
-        view = rate(view)
-        if not len(view):
-            return None
-    if time_ns - int(view.end_ns[-1]) > gap_ns:
-        return None
-    return float(view.value[-1])
+    if not counter:
+        return float(view.value[last - 1])
+    pair = slice(last - 2, last)
+    growth = rate(SeriesView(view.start_ns[pair], view.end_ns[pair], view.value[pair])).value
+    return float(growth[0]) if len(growth) else None
 
 
 def _latest(view: SeriesView) -> float | None:

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from textual import events
 from textual.binding import Binding, BindingType
+from textual.filter import ANSIToTruecolor
 from textual.geometry import Region
 from textual.message import Message
 from textual.strip import Strip
@@ -98,6 +99,8 @@ class ChartStack(Widget, can_focus=True):
         self._painter = StackPainter()
         self._now_ns: int | None = None
         self._lines: list[Segments] = []
+        self._strips: list[Strip] = []
+        self._ansi = False  # drawn in ANSI colours
         self._drawn_at = 0.0
         self._pending: Timer | None = None
         self._drag_from: int | None = None
@@ -213,9 +216,23 @@ class ChartStack(Widget, can_focus=True):
 
     def render_line(self, y: int) -> Strip:
         width = self.size.width
-        if y < len(self._lines):
-            return Strip(self._lines[y], width)
-        return Strip.blank(width, self.rich_style)
+        return self._strips[y] if y < len(self._strips) else Strip.blank(width, self.rich_style)
+
+    def render_lines(self, crop: Region) -> list[Strip]:
+        # Strips are whole lines in their final colours, so Textual's cache of styled lines would only copy them. It is
+        # passed by unless the app's style sheet or a filter (such as NO_COLOR's) has something to add.
+        if self.gutter != (0, 0, 0, 0) or self.opacity != 1.0 or self.styles.tint.a or self._filtered():
+            return super().render_lines(crop)
+        strips = [self.render_line(y) for y in crop.line_range]
+        if crop.column_span != (0, self.size.width):
+            strips = [strip.crop(*crop.column_span) for strip in strips]
+        return strips
+
+    def _filtered(self) -> bool:
+        """Whether lines are filtered by more than the translation of the sixteen ANSI colours, which are not used here."""
+        return self._ansi or any(
+            not isinstance(line_filter, ANSIToTruecolor) for line_filter in self.get_line_filters()
+        )
 
     def on_mount(self) -> None:
         self._redraw()
@@ -244,12 +261,15 @@ class ChartStack(Widget, can_focus=True):
         self._drawn_at = time.monotonic()
         self.view.newest_ns = self.now_ns
         self._painter.plan(self.view)
-        old = self._lines
+        old, strips = self._lines, self._strips
         self._lines = self._painter.draw(self.view, self._screen(width, height))
-        if len(old) != len(self._lines):
+        if len(old) != len(self._lines) or (strips and strips[0].cell_length != width):
+            self._strips = [Strip(line, width) for line in self._lines]
             self.refresh()
             return
         bands = changed_bands(old, self._lines)
+        for y, count in bands:
+            strips[y : y + count] = [Strip(line, width) for line in self._lines[y : y + count]]
         if bands:
             self.refresh(*[Region(0, y, width, count) for y, count in bands])
 
@@ -257,9 +277,9 @@ class ChartStack(Widget, can_focus=True):
         dark = self.app.current_theme.dark
         palette = colors.choose(dark=dark, color_system=self.app.console.color_system)
         color = self.background_colors[1]
-        plain = palette is colors.ANSI16 or color.ansi is not None
-        ground = palette.background if plain else color.rich_color.name
-        return Screen(width, height, palette, self.glyphs, "default" if plain else ground, self.has_focus)
+        self._ansi = palette is colors.ANSI16 or color.ansi is not None
+        ground = "default" if self._ansi else color.rich_color.name
+        return Screen(width, height, palette, self.glyphs, ground, self.has_focus)
 
     # ------------------------------------------------------------------------------------------------ mouse
 

@@ -30,41 +30,36 @@ def usual_gap_ns(view: SeriesView) -> int:
 
 def envelope(view: SeriesView, first: int, count: int, column_ns: int, gap_ns: int) -> Extent:
     """(lowest, highest) of `count` columns from number `first` of the grid of `column_ns`; NaN where there is nothing."""
-    low = np.full(count, np.nan)
-    high = np.full(count, np.nan)
+    low = np.full(max(count, 0), np.nan)
+    high = low.copy()
     view = view.since(first * column_ns - gap_ns).until((first + count) * column_ns + gap_ns)
     if not len(view) or count <= 0:
         return low, high
-    # The polyline: both ends of each reading. The far end of a window still belongs to the column before it.
+    # The polyline: both ends of each reading. Where windows overlap the later one begins when the earlier has ended; the
+    # far end of a window still belongs to the column before it.
+    start, end = view.start_ns.astype(np.int64), view.end_ns.astype(np.int64)
+    np.maximum(start[1:], end[:-1], out=start[1:])
     times = np.empty(2 * len(view), np.int64)
-    times[0::2] = view.start_ns
-    times[1::2] = np.maximum(view.end_ns.astype(np.int64) - 1, times[0::2])
+    times[0::2] = start
+    np.maximum(end - 1, start, out=times[1::2])
     values = np.repeat(view.value, 2)
     joined = np.ones(len(times), bool)  # joined[i]: point i connects to point i + 1
-    joined[1:-1:2] = times[2::2] - times[1:-1:2] <= gap_ns
+    joined[1:-1:2] = start[1:] - end[:-1] <= gap_ns
     joined[-1] = False
 
-    column = times // column_ns - first
-    inside = (column >= 0) & (column < count)
-    if inside.any():
-        _fold_points(column[inside], values[inside], low, high)
-    at_edges = _values_at_edges(
-        times, values, joined, np.arange(first, first + count + 1, dtype=np.int64) * column_ns
-    )
-    for side in (at_edges[:-1], at_edges[1:]):
-        np.fmin(low, side, out=low)
-        np.fmax(high, side, out=high)
+    edges = np.arange(first, first + count + 1, dtype=np.int64) * column_ns
+    at_edges = _values_at_edges(times, values, joined, edges)
+    np.fmin(at_edges[:-1], at_edges[1:], out=low)
+    np.fmax(at_edges[:-1], at_edges[1:], out=high)
+    # Where each column's points begin among all points; the extremes of those that have any.
+    bounds = np.searchsorted(times, edges)
+    filled = np.flatnonzero(bounds[1:] > bounds[:-1])
+    if len(filled):
+        values = values[bounds[0] : bounds[-1]]
+        starts = bounds[filled] - bounds[0]
+        low[filled] = np.fmin(low[filled], np.minimum.reduceat(values, starts))
+        high[filled] = np.fmax(high[filled], np.maximum.reduceat(values, starts))
     return low, high
-
-
-def _fold_points(column: NDArray[np.int64], values: F64Array, low: F64Array, high: F64Array) -> None:
-    """Lowest and highest of the points of each column."""
-    if (column[1:] < column[:-1]).any():  # windows that overlap: their ends are not in order
-        order = np.argsort(column, kind="stable")
-        column, values = column[order], values[order]
-    starts = np.flatnonzero(np.diff(column, prepend=-1))
-    low[column[starts]] = np.minimum.reduceat(values, starts)
-    high[column[starts]] = np.maximum.reduceat(values, starts)
 
 
 def _values_at_edges(

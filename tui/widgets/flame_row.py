@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from rich.cells import cell_len
+from rich.style import Style
+
 from gpuprof.snapshots.frames import FrameKind
 from gpuprof.snapshots.names import clean, fit
 from gpuprof.tui.palette import Palette, binary_color, frame_color
 from gpuprof.tui.timescale import duration_text
 from gpuprof.tui.widgets.flame_rows import FlameRows
 from gpuprof.tui.widgets.styled import Line, bar, ink, percent
-from rich.cells import cell_len
-from rich.style import Style
 
 NAME_CELLS = 64  # longer names are cut; the details line has the whole
 _PERCENT_CELLS = 8
@@ -117,7 +118,8 @@ class RowPainter:
         line.add(name[:at], ink(color)).add(name[at:end], marked).add(name[end:], ink(color))
 
     def guides(self, node: int) -> str:
-        """The lines that join a row to its siblings; deep ones are cut at the left so that the name stays in sight."""
+        """The lines that join a row to its siblings; deep ones are cut at the left so that the name stays in
+        sight."""
         rows = self._rows
         parts: list[str] = []
         place = node
@@ -142,7 +144,8 @@ class RowPainter:
 
 
 def details(rows: FlameRows, node: int, palette: Palette, width: int, max_lines: int) -> list[Line]:
-    """Everything about one node: weights, whole name, kind, file and binary; the name goes on over further lines."""
+    """Everything about one node: weights, whole name, kind, file and binary; the name goes on over further
+    lines."""
     tree = rows.tree
     text, dim, bold = ink(palette.text), ink(palette.dim), ink(palette.text, bold=True)
     total, own = float(tree.total_weight[node]), float(tree.self_weight[node])

@@ -1,8 +1,10 @@
-"""The rows of a flame tree: which nodes of a Tree are visible, expanded, matched, and where each stands. No drawing here.
+"""The rows of a flame tree: which nodes of a Tree are visible, expanded, matched, and where each stands. No
+drawing here.
 
-A Tree is columns in preorder, so the subtree of node i is the run [i, end[i]) and every question about visibility is
-interval arithmetic on numpy columns; a million nodes take milliseconds. What a person did (expanded, cursor, zoom) is
-kept by *path*, a hash of the names from the root, so that it survives the next answer to a live query.
+A Tree is columns in preorder, so the subtree of node i is the run [i, end[i]) and every question about
+visibility is interval arithmetic on numpy columns; a million nodes take milliseconds. What a person did
+(expanded, cursor, zoom) is kept by *path*, a hash of the names from the root, so that it survives the next
+answer to a live query.
 """
 
 from __future__ import annotations
@@ -44,13 +46,14 @@ def preorder_ends(parent: Ints) -> Ints:
     # Subtrees that all end inside their parent's run fill it exactly, which is what preorder means.
     if bool((end > end[parent]).any()):
         raise FrameError("a tree whose nodes are not in preorder")
-    return end
+    result: Ints = end
+    return result
 
 
 def depths(parent: Ints) -> Ints:
     """Distance of each node from the root, by pointer doubling (no recursion, log2(depth) passes)."""
     jump = parent.copy()
-    depth = (np.arange(len(parent)) != parent).astype(np.int64)
+    depth: Ints = (np.arange(len(parent)) != parent).astype(np.int64)
     while bool(jump.any()):
         depth = depth + depth[jump]
         jump = jump[jump]
@@ -69,7 +72,8 @@ class FlameRows:
     """One Tree with its view state: zoom root, expansion, search matches, and the visible rows."""
 
     def __init__(self, tree: Tree, expansion: Expansion | None = None) -> None:
-        """Index `tree`; `expansion` comes from the previous answer. Raises FrameError for columns that are not a tree."""
+        """Index `tree`; `expansion` comes from the previous answer. Raises FrameError for columns that are
+        not a tree."""
         self.tree = tree
         self.parent = tree.parent.astype(np.int64)
         self.count = len(self.parent)
@@ -106,10 +110,11 @@ class FlameRows:
         self._open_hot_path()
         self.update()
 
-    # ------------------------------------------------------------------------------------------------------ identity
+    # ---------------------------------------- identity
 
     def _path_hashes(self) -> Hashes:
-        """A hash of the names from the root to each node: equal paths in two trees have equal hashes (one process run)."""
+        """A hash of the names from the root to each node: equal paths in two trees have equal hashes (one
+        process run)."""
         tree = self.tree
         words = np.fromiter((hash(text) & (2**64 - 1) for text in tree.strings), np.uint64, len(tree.strings))
         with np.errstate(over="ignore"):
@@ -141,7 +146,7 @@ class FlameRows:
             result.append(node)
         return result
 
-    # ----------------------------------------------------------------------------------------------------- expansion
+    # ---------------------------------------- expansion
 
     def _open_hot_path(self) -> None:
         """Open what was opened by hand, what is hot, and every only child of something open."""
@@ -163,7 +168,8 @@ class FlameRows:
         self.expanded = open_now & self.has_children
 
     def set_expanded(self, node: int, expanded: bool) -> None:
-        """Open or close one node, remembered by path; opening also opens the chain of only children below it."""
+        """Open or close one node, remembered by path; opening also opens the chain of only children below
+        it."""
         while self.has_children[node]:
             self.expanded[node] = expanded
             self.expansion.by_hand[int(self.path[node])] = expanded
@@ -207,7 +213,7 @@ class FlameRows:
             self.expanded[node] = True
         self.update()
 
-    # -------------------------------------------------------------------------------------------------------- layout
+    # ---------------------------------------- layout
 
     def update(self) -> None:
         """Recompute the visible rows after a change of zoom or expansion."""
@@ -217,7 +223,7 @@ class FlameRows:
         np.add.at(change, closed + 1 - first, 1)
         np.add.at(change, self.end[closed] - first, -1)
         self.visible = np.flatnonzero(np.cumsum(change[:-1]) == 0) + first
-        # Only a branching indents: a chain of only children stays in its column, so deep stacks fit narrow terminals.
+        # Only a branching indents: a chain of only children stays in its column, so deep stacks fit.
         indent = self.indent
         visible = self.visible
         if len(visible) > 1:
@@ -251,7 +257,7 @@ class FlameRows:
                 return 0
             node = int(self.parent[node])
 
-    # -------------------------------------------------------------------------------------------------------- search
+    # ---------------------------------------- search
 
     def search(self, needle: str) -> None:
         """Mark the nodes whose name, file or binary contains `needle` (case folded); an empty needle clears.
@@ -281,7 +287,8 @@ class FlameRows:
         )
 
     def next_match(self, node: int, step: int) -> int | None:
-        """The match after (step 1) or before (step -1) `node` in preorder, wrapping around; None without matches."""
+        """The match after (step 1) or before (step -1) `node` in preorder, wrapping around; None without
+        matches."""
         if self.matches is None:
             return None
         nodes = np.flatnonzero(self.matches)
@@ -293,10 +300,11 @@ class FlameRows:
             place = int(np.searchsorted(nodes, node, side="left")) - 1
         return int(nodes[place % len(nodes)])
 
-    # -------------------------------------------------------------------------------------------------------- totals
+    # ---------------------------------------- totals
 
     def weight_by_binary(self) -> list[tuple[str, float]]:
-        """(binary, own weight) below the zoom root, largest first. Python frames without a binary count as "python"."""
+        """(binary, own weight) below the zoom root, largest first. Python frames without a binary count as
+        "python"."""
         span = slice(self.root, int(self.end[self.root]))
         own = self.tree.self_weight[span]
         binary = self.tree.binary[span].astype(np.int64)

@@ -1,4 +1,5 @@
-"""The flame tree on the screen: a scroll view that draws only the rows in sight, with its keys, mouse, zoom and search."""
+"""The flame tree on the screen: a scroll view that draws only the rows in sight, with its keys, mouse, zoom
+and search."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ class FlameTree(ScrollView, can_focus=True):
         Binding("end,G", "edge(1)", "last", show=False),
         Binding("left,h", "shut", "close, or go to the caller", show=False),
         Binding("right,l", "unfold", "open, or go to the first callee", show=False),
-        Binding("space", "toggle", "open or close", show=False),
+        Binding("space", "open_or_shut", "open or close", show=False),
         Binding("enter", "zoom", "zoom in", show=False),
         Binding("escape", "unzoom", "zoom out", show=False),
         Binding("e", "expand_all", "open all", show=False),
@@ -51,7 +52,7 @@ class FlameTree(ScrollView, can_focus=True):
         self._message: list[Line] = []
         self._expansion = Expansion({}, set())
 
-    # -------------------------------------------------------------------------------------------------------- content
+    # ---------------------------------------- content
 
     def set_tree(self, tree: Tree) -> None:
         """Show an answer; a tree whose columns make no sense is reported instead of drawn."""
@@ -71,7 +72,8 @@ class FlameTree(ScrollView, can_focus=True):
         self.post_message(self.Moved())
 
     def _carry_over(self, before: FlameRows, rows: FlameRows, node: int | None) -> None:
-        """Put zoom and cursor where they were, by path; the row under the cursor stays on its line of the screen."""
+        """Put zoom and cursor where they were, by path; the row under the cursor stays on its line of the
+        screen."""
         offset = self.cursor - round(self.scroll_y)
         for place in (before.root, *before.ancestors(before.root)):
             found = rows.find(int(before.path[place]))
@@ -124,7 +126,7 @@ class FlameTree(ScrollView, can_focus=True):
         self.refresh()
         self.post_message(self.Moved())
 
-    # -------------------------------------------------------------------------------------------------------- drawing
+    # ---------------------------------------- drawing
 
     def _layout_rows(self) -> None:
         count = len(self.rows.visible) if self.rows is not None else len(self._message)
@@ -181,7 +183,7 @@ class FlameTree(ScrollView, can_focus=True):
         rows = self.rows
         return breadcrumb(rows, palette_for(self), width) if rows is not None and rows.root else Line()
 
-    # --------------------------------------------------------------------------------------------------------- moving
+    # ---------------------------------------- moving
 
     def _go_to(self, node: int) -> None:
         rows = self.rows
@@ -227,7 +229,7 @@ class FlameTree(ScrollView, can_focus=True):
             self._go_to(found)
             self.post_message(self.Moved())
 
-    # ------------------------------------------------------------------------------------------------------ expansion
+    # ---------------------------------------- expansion
 
     def _after_change(self, node: int) -> None:
         assert self.rows is not None
@@ -255,7 +257,7 @@ class FlameTree(ScrollView, can_focus=True):
             rows.set_expanded(node, True)
             self._after_change(node)
 
-    def action_toggle(self) -> None:
+    def action_open_or_shut(self) -> None:
         rows, node = self.rows, self.node
         if rows is not None and node is not None and rows.has_children[node]:
             rows.set_expanded(node, not rows.expanded[node])
@@ -310,4 +312,4 @@ class FlameTree(ScrollView, can_focus=True):
         node = int(rows.visible[row])
         start, end = RowPainter(rows, palette_for(self), self.size.width, "").expander_cells(node)
         if start <= event.x <= end:
-            self.action_toggle()
+            self.action_open_or_shut()

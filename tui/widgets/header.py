@@ -1,4 +1,5 @@
-"""The first lines of the screen: who is watched, by which sources, at what cost; one gauge per GPU; and what is missing."""
+"""The first lines of the screen: who is watched, by which sources, at what cost; one gauge per GPU; and what
+is missing."""
 
 from __future__ import annotations
 
@@ -110,7 +111,8 @@ def latest(model: Model, metric: str, gpu: str | None = None) -> float | None:
 
 
 def gauge(model: Model, gpu: GpuFacts, width: int, palette: Palette) -> Line:
-    """One GPU: utilization and memory as bars, power, temperature, clock. Absent readings are left out or a dash."""
+    """One GPU: utilization and memory as bars, power, temperature, clock. Absent readings are left out or a
+    dash."""
     text, dim = ink(palette.text), ink(palette.dim)
     line = Line().add(f" GPU{gpu.index} ", ink(palette.text, bold=True))
     if gpu.uuid in model.lost_gpus:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuprof.tui.series import F64Array, SeriesView
-from gpuprof.tui.widgets.braille import Glyphs, Run, U8Array, to_runs
+from gpuprof.tui.widgets.braille import Glyphs, U8Array
 from gpuprof.tui.widgets.envelope import usual_gap_ns
 
 # Below this share a core counts as idle: a timer tick and the sampler itself are not work.
@@ -94,26 +94,20 @@ def group(shares: F64Array, rows: int) -> tuple[F64Array, F64Array, list[tuple[i
     return mean, highest, [(bounds[row], bounds[row + 1] - 1) for row in range(rows)]
 
 
-def heat_runs(
-    mean: F64Array, highest: F64Array, glyphs: Glyphs, colors: int, background: U8Array
-) -> list[list[Run]]:
-    """Heat rows: the height of a block is the mean, its colour the highest of the group.
+def heat(mean: F64Array, highest: F64Array, glyphs: Glyphs, heats: int) -> tuple[NDArray[np.uint32], U8Array]:
+    """Heat rows as (code points, level): the height of a block is the mean, its level 0..heats the highest of the group.
 
-    Colour 0 is idle; 1..colors are the heat from low to high. A column that was not observed is blank.
+    Level 0 is idle. A column that was not observed is blank.
     """
     observed = ~np.isnan(mean)
-    level = np.where(observed, mean, 0.0)
-    peak = np.where(observed, highest, 0.0)
     top = len(glyphs.shades) - 1
-    shade = np.where(observed, 1 + np.minimum((level * top).astype(np.int64), top - 1), 0)
-    color = 1 + np.minimum((peak * colors).astype(np.int64), colors - 1)
-    color = np.where(peak < IDLE_BELOW, 0, color)
-    return state_runs(shade, glyphs.shades, color.astype(np.uint8), background)
+    shade = 1 + np.minimum(np.where(observed, mean, 0.0) * top, top - 1).astype(np.int16)
+    peak = np.where(observed, highest, 0.0)
+    level = 1 + np.minimum(peak * heats, heats - 1).astype(np.int16)
+    level[peak < IDLE_BELOW] = 0
+    return states(np.where(observed, shade, 0), glyphs.shades), level.astype(np.uint8)
 
 
-def state_runs(
-    states: NDArray[np.int64], characters: str, color: U8Array, background: U8Array
-) -> list[list[Run]]:
-    """Rows of states [rows, columns], each drawn as its character; state 0 is blank."""
-    table = np.array([ord(character) for character in characters], np.uint32)
-    return to_runs(table[states], states != 0, color, background)
+def states(state: NDArray[np.int16], characters: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """Code points of states [rows, columns], each drawn as its character; state 0 should be a blank."""
+    return characters[state]

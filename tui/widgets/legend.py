@@ -104,7 +104,7 @@ def legend_rows(entries: list[Entry], surface: Surface, rows: int) -> list[Segme
         more = f" +{hidden}" if hidden > 0 and row == rows - 1 > 0 else ""
         value = entry.value
         room = width - 2 - cell_len(value) - 1 - len(more)
-        if room < 4:  # narrow: the value alone
+        if room < 4 or not entry.marker:  # narrow: the value alone
             text = padded(fit(value or entry.label, width - 1), width - 1, right=True)
             result.append([Segment(" " + text, ink(entry.color, ground))])
             continue
@@ -119,7 +119,8 @@ def legend_rows(entries: list[Entry], surface: Surface, rows: int) -> list[Segme
                 Segment(f"{more} ", ink(palette.dim, ground)),
             ]
         )
-    return result
+    blank = [Segment(" " * width, ink(palette.dim, ground))]
+    return result + [blank] * (rows - len(result))
 
 
 def _label(name: str, pid: str, cells: int) -> str:

@@ -151,7 +151,7 @@ class ProcessTable(ScrollView, can_focus=True):
             line.add(" ")
         return line
 
-    # --------------------------------------------------------------------------------------------------------- moving
+    # ---------------------------------------- moving
 
     def action_move(self, step: int) -> None:
         before, self._cursor = self._cursor, min(max(self._cursor + step, 0), max(len(self._rows) - 1, 0))

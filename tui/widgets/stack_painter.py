@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.segment import Segment
 
 from gpuprof.snapshots.frames import GpuFacts
@@ -15,9 +16,20 @@ from gpuprof.tui.palette import Palette
 from gpuprof.tui.series import SeriesStore
 from gpuprof.tui.timescale import duration_text
 from gpuprof.tui.widgets.axis import axis_row, selection_row
-from gpuprof.tui.widgets.braille import Glyphs
+from gpuprof.tui.widgets.braille import Glyphs, U8Array, to_runs
 from gpuprof.tui.widgets.chart import ChartPainter
-from gpuprof.tui.widgets.surface import Segments, Surface, ink, padded
+from gpuprof.tui.widgets.surface import (
+    CURSOR,
+    PLAIN,
+    SELECTED,
+    Segments,
+    Surface,
+    attributes_of,
+    ink,
+    inks_of,
+    padded,
+    to_segments,
+)
 from gpuprof.tui.widgets.viewport import Viewport
 
 # The charts are planned anew this often even when no series came or went: the ranking of processes moves.
@@ -36,6 +48,19 @@ class Screen:
     focused: bool = False
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Drawn:
+    """The last drawing, from which rows are taken over."""
+
+    surface: Surface
+    codes: NDArray[np.uint32]
+    attributes: NDArray[np.uint16]
+    gutter: list[Segments]
+    legend: list[Segments]
+    plots: list[Segments]
+    lines: list[Segments]
+
+
 class StackPainter:
     """All charts of one node, drawn for a Viewport. Knows no events and no Textual."""
 
@@ -51,6 +76,8 @@ class StackPainter:
         self.charts: list[Chart] = []
         self._painters: dict[str, ChartPainter] = {}
         self._planned: tuple[int, float] | None = None
+        self._drawn: _Drawn | None = None
+        self._placement: tuple[list[Chart], int, int] | None = None
 
     def set_store(self, store: SeriesStore) -> None:
         """Draw the series of `store` from now on."""
@@ -91,15 +118,13 @@ class StackPainter:
         foot = 2 if height >= 12 else 1 if height >= 3 else 0
         room = height - foot
         self.skip = min(self.skip, max(len(self.charts) - room, 0))
-        self.placed = place(self.charts, room, self.skip)
-        lines: list[Segments] = []
-        with np.errstate(over="ignore", invalid="ignore"):  # readings may hold anything that is finite
-            for placed in self.placed:
-                lines += self._painters[placed.chart.id].paint(self.store, surface, placed.height)
-        if not self.charts:
-            lines.append(
-                [Segment(padded(" waiting for readings …", width), ink(screen.palette.dim, screen.ground))]
-            )
+        placement = (self.charts, room, self.skip)
+        if placement != self._placement:
+            self._placement, self.placed = placement, place(*placement)
+        lines = self._chart_lines(surface, self._backgrounds(view))
+        if not self.charts and room:
+            waiting = padded(" waiting for readings …", width)
+            lines.append([Segment(waiting, ink(screen.palette.dim, screen.ground))])
         blank = [Segment(" " * width, ink(screen.palette.text, screen.ground))]
         lines += [blank] * (room - len(lines))
         if foot == 2 or (foot and not selecting_something):
@@ -120,29 +145,71 @@ class StackPainter:
         return lines[:height]
 
     def _make_surface(self, view: Viewport, screen: Screen) -> Surface:
-        palette = screen.palette
         gutter, legend = margins(screen.width)
         view.columns = max(screen.width - gutter - legend, 1)
-        scale = view.scale
-        columns = np.zeros(scale.columns, np.uint8)
-        if (selected := view.range) is not None:
-            left, right = scale.columns_of(*selected)
-            columns[left:right] = 1
-        if (cursor := view.cursor_column) is not None and 0 <= cursor < scale.columns:
-            columns[cursor] = 2
         instant = view.cursor_instant
         return Surface(
-            scale=scale,
+            scale=view.scale,
             gutter=gutter,
             legend=legend,
-            palette=palette,
+            palette=screen.palette,
+            inks=inks_of(screen.palette, screen.ground),
             glyphs=screen.glyphs,
             ground=screen.ground,
-            grounds=(screen.ground, palette.selection, palette.cursor),
-            columns=columns,
             now_ns=view.end_ns if instant is None else instant,
             at_cursor=instant is not None,
         )
+
+    def _backgrounds(self, view: Viewport) -> U8Array:
+        """Background of each column of the plot."""
+        scale = view.scale
+        columns = np.full(scale.columns, PLAIN, np.uint8)
+        if (selected := view.range) is not None:
+            left, right = scale.columns_of(*selected)
+            columns[left:right] = SELECTED
+        if (cursor := view.cursor_column) is not None and 0 <= cursor < scale.columns:
+            columns[cursor] = CURSOR
+        return columns
+
+    def _chart_lines(self, surface: Surface, columns: U8Array) -> list[Segments]:
+        """All charts, row by row. Rows that are as they were are the very lists of the last drawing."""
+        with np.errstate(all="ignore"):  # readings may be anything that is finite
+            panels = [
+                self._painters[placed.chart.id].paint(self.store, surface, placed.height)
+                for placed in self.placed
+            ]
+        if not panels:
+            self._drawn = None
+            return []
+        codes = np.concatenate([panel.codes for panel in panels])
+        color, area = (
+            np.concatenate([getattr(panel, name) for panel in panels]) for name in ("color", "area")
+        )
+        attributes = attributes_of(color, area, columns)
+        gutter = [row for panel in panels for row in panel.gutter]
+        legend = [row for panel in panels for row in panel.legend]
+        before = self._drawn
+        if before is None or before.codes.shape != codes.shape or before.surface.inks is not surface.inks:
+            changed = np.ones(len(codes), bool)
+        else:
+            changed = (before.codes != codes).any(axis=1) | (before.attributes != attributes).any(axis=1)
+        rows = np.flatnonzero(changed)
+        plot = dict(zip(rows.tolist(), to_runs(codes[rows], attributes[rows]), strict=True))
+        lines: list[Segments] = []
+        plots: list[Segments] = []
+        for row in range(len(codes)):
+            runs = plot.get(row)
+            if runs is not None:
+                plots.append(to_segments(runs, surface.inks))
+            else:
+                assert before is not None
+                plots.append(before.plots[row])
+                if gutter[row] is before.gutter[row] and legend[row] is before.legend[row]:
+                    lines.append(before.lines[row])
+                    continue
+            lines.append(gutter[row] + plots[row] + legend[row])
+        self._drawn = _Drawn(surface, codes, attributes, gutter, legend, plots, lines)
+        return lines
 
     def _hint(self, view: Viewport, screen: Screen) -> str:
         hidden = len(self.charts) - len(self.placed)
@@ -176,7 +243,7 @@ def changed_bands(old: Sequence[Segments], new: Sequence[Segments]) -> list[tupl
     """(first line, number of lines) of the stretches in which two drawings of equal height differ."""
     bands: list[tuple[int, int]] = []
     for y, line in enumerate(new):
-        if line != old[y]:
+        if line is not old[y] and line != old[y]:
             if bands and sum(bands[-1]) == y:
                 bands[-1] = (bands[-1][0], bands[-1][1] + 1)
             else:

@@ -1,4 +1,5 @@
-"""The one-line parts of the screen: the pinned range, the title over the tree, and the keys at the bottom; and what stands where a tree cannot."""
+"""The one-line parts of the screen: the pinned range, the title over the tree, and the keys at the bottom;
+and what stands where a tree cannot."""
 
 from __future__ import annotations
 
@@ -121,13 +122,8 @@ def tree_message(session: Session, palette: Palette) -> list[Line]:
             lines.append(Line().add("  Trying again…", dim))
         return lines
     if model.hello is None:
-        return [
-            Line(),
-            Line().add(
-                f"  {'reading' if not session.transport.live else 'connecting to'} {clean(session.transport.label, 80)}…",
-                dim,
-            ),
-        ]
+        doing = "connecting to" if session.transport.live else "reading"
+        return [Line(), Line().add(f"  {doing} {clean(session.transport.label, 80)}…", dim)]
     cpu = model.source("cpu")
     if cpu is not None and cpu.state in ("failed", "off") and not _has_samples(session):
         lines.append(

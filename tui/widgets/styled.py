@@ -1,4 +1,5 @@
-"""Lines of styled text for line-API widgets: cached styles, a builder that cannot be tricked by names, and a widget of a few lines."""
+"""Lines of styled text for line-API widgets: cached styles, a builder that cannot be tricked by names, and a
+widget of a few lines."""
 
 from __future__ import annotations
 
@@ -103,7 +104,8 @@ def percent(fraction: float, width: int = 7) -> str:
 
 
 def pack_by_priority(items: Sequence[tuple[int, Line]], width: int, gap: int = 2) -> list[Line]:
-    """The items, in their order, that fit in `width` with gaps between them; the highest numbers are left out first."""
+    """The items, in their order, that fit in `width` with gaps between them; the highest numbers are left out
+    first."""
     kept = list(items)
     while kept and sum(line.cells for _, line in kept) + gap * (len(kept) - 1) > width:
         worst = max(range(len(kept)), key=lambda place: (kept[place][0], place))

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gpuprof.sampler import gpu_readings
 from gpuprof.sampler.gpu_reader import GpuReader
 from gpuprof.snapshots.frames import Hello
 from gpuprof.snapshots.history import History
@@ -111,6 +112,20 @@ def test_without_stamped_samples_the_plain_rate_is_read(
     windows = wait_for(lambda: len(found := recorder.of("util_gpu_percent")) > 3 and found)
     assert {value for _, _, value in windows} == {50}
     assert all(end == start for (_, end, _), (start, _, _) in pairwise(windows))
+
+
+def test_samples_that_stay_away_give_way_to_the_plain_rate(
+    mock: Any, reader: GpuReader, recorder: Any, monkeypatch: pytest.MonkeyPatch, wait_for: Any
+) -> None:
+    monkeypatch.setattr(gpu_readings, "QUIET_NS", 100_000_000)
+    reader.start()
+    wait_for(lambda: recorder.of("util_gpu_percent"))
+    mock("fail 0 nvmlDeviceGetSamples 6", "set 0 util_gpu 80")
+    wait_for(lambda: len([r for r in recorder.of("util_gpu_percent") if r[2] == 80]) > 5)
+    mock("fail 0 nvmlDeviceGetSamples 0", "set 0 util_gpu 30")
+    wait_for(lambda: any(r[2] == 30 and r[1] - r[0] > 10**8 for r in recorder.of("util_gpu_percent")))
+    windows = recorder.of("util_gpu_percent")
+    assert all(end <= start for (_, end, _), (start, _, _) in pairwise(windows))
 
 
 def test_sentinels_and_unsupported_readings_are_absent(

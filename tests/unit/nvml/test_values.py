@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gpuprof.sampler.gpu_processes import use_by_process
-from gpuprof.sampler.nvml import ProcessSample
+from gpuprof.sampler.nvml_device import ProcessSample
 from gpuprof.sampler.nvml_values import Absent, milli, number, percent, string
 from gpuprof.sampler.sample_clock import ClockInstant, SampleWindows
 

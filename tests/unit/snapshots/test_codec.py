@@ -88,7 +88,7 @@ def test_unknown_kinds_and_fields_are_skipped(hello: Hello) -> None:
     "change",
     [
         {"host": 5}, {"host": None}, {"host": b"x"}, {"cpu_count": "4"}, {"cpu_count": True},
-        {"cpu_count": 4.5},        {"mono_ns": 1 << 63}, {"privileged": 1}, {"sudo_line": 3}, {"k": 5}, {"k": None},
+        {"cpu_count": 4.5}, {"mono_ns": 1 << 63}, {"privileged": 1}, {"sudo_line": 3}, {"k": 5}, {"k": None},
     ],
 )  # fmt: skip
 def test_an_ill_typed_field_is_an_error(hello: Hello, change: dict[str, Any]) -> None:

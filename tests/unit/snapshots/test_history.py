@@ -70,7 +70,7 @@ def fill_readings(history: History, count: int) -> None:
         history.add_readings(ids, [at, at + 5, at], [at + 1000, at + 5, at], [number, number * 2.0, 50.5])
 
 
-# ---------------------------------------------------------------------------------------------------- round trips
+# ------------------------------------------------------------------------------------------------ round trips
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -139,7 +139,7 @@ def test_facts_travel(planted: Any) -> None:
     assert copy.span == (10**12, 10**12)
 
 
-# -------------------------------------------------------------------------------------------------------- bounds
+# ----------------------------------------------------------------------------------------------------- bounds
 
 
 def test_memory_is_bounded_and_the_oldest_rows_go_first(hello: Hello) -> None:
@@ -204,7 +204,7 @@ def test_what_contradicts_itself_is_refused(planted: Any) -> None:
     history.add_samples([], [], [], [])
 
 
-# ------------------------------------------------------------------------------------------------------- cursors
+# ---------------------------------------------------------------------------------------------------- cursors
 
 
 def drained(history: History, cursor: Any, max_bytes: int = 1 << 20) -> list[Frame]:
@@ -300,7 +300,7 @@ def test_an_unknown_level_is_refused(planted: Any) -> None:
         planted.history.cursor("everything")
 
 
-# ------------------------------------------------------------------------------------------------ hostile streams
+# -------------------------------------------------------------------------------------------- hostile streams
 
 
 def u32(*numbers: int) -> Any:
@@ -404,7 +404,7 @@ def test_a_full_generation_is_rolled_between_streams(
     assert path_weights(history.query(ALL)) == doubled
 
 
-# ------------------------------------------------------------------------------------------------------- threads
+# ---------------------------------------------------------------------------------------------------- threads
 
 
 def test_queries_beside_a_writer_see_whole_batches(planted: Any, random_rows: Any) -> None:

@@ -1,0 +1,184 @@
+"""The CPU stack source: a thread that drains the BPF ring, names the stacks and adds them to the history."""
+
+from __future__ import annotations
+
+import resource
+import select
+import sys
+import threading
+import time
+import traceback
+
+from gpuprof.bpf.programs import StackPrograms
+from gpuprof.bpf.records import Batch
+from gpuprof.sampler.frame_ids import FrameIds
+from gpuprof.sampler.process_follower import ProcessFollower
+from gpuprof.sampler.stack_resolver import ResolvedBatch, StackResolver
+from gpuprof.sampler.symbol_store import SymbolStore
+from gpuprof.sampler.unwind_tables import UnwindTables
+from gpuprof.snapshots.errors import GpuprofError
+from gpuprof.snapshots.frames import SourceStatus
+from gpuprof.snapshots.history import History
+from gpuprof.snapshots.tables import Tables
+
+TICK_S = 0.1
+TIDY_NS = 10**9
+WANTED_FILES = 8192  # each binary and each Python process holds a descriptor
+
+
+class CpuStacks:
+    """Samples of all processes into `history`. start() and stop() from any thread; nothing is raised out of
+    the thread.
+    """
+
+    def __init__(self, history: History, programs: StackPrograms, hz: int = 99) -> None:
+        self._history = history
+        self._programs = programs
+        self._hz = hz
+        self._ids = FrameIds()
+        self._symbols = SymbolStore()
+        self._tables = UnwindTables(programs)
+        self._follower = ProcessFollower(self._tables, self._ids, self._symbols)
+        self._resolver = StackResolver(self._ids, self._follower)
+        self._table_threads_generation = -1
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._state, self._reason, self._hint = "starting", "", ""
+        self._samples = self._truncated = self._failures = 0
+        self._next_tidy_ns = 0
+
+    def start(self) -> None:
+        """Begin sampling; the first stacks are in the history well within a second."""
+        _raise_file_limit()
+        self._thread = threading.Thread(target=self._run, name="cpu-stacks", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop sampling and give everything back to the kernel."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(5)
+            self._thread = None
+
+    def status(self) -> SourceStatus:
+        """State and losses so far."""
+        counters = self._programs.counters() if self._programs.maps else {}
+        lost = sum(counters.get(name, 0) for name in ("ring_full", "conflicts", "tail_call_failed"))
+        state, reason = self._state, self._reason
+        if state == "ok":
+            problems = [*self._follower.unsupported_pythons(), *_optional(self._tables.problem())]
+            if problems:
+                state, reason = "degraded", "; ".join(problems)
+        return SourceStatus(
+            name="cpu", state=state, reason=reason, hint=self._hint, lost=lost, invalid=self._failures,
+            truncated=self._truncated, samples=self._samples,
+        )  # fmt: skip
+
+    def run_ns(self) -> int | None:
+        """Time inside the BPF programs so far, where the kernel counts it."""
+        return self._programs.run_ns() if self._programs.maps else None
+
+    def _run(self) -> None:
+        try:
+            self._follower.publish_running()
+            self._programs.start(self._hz)
+            self._state = "ok"
+            while not self._stop.is_set():
+                self._wait()
+                self._tick()
+        except GpuprofError as error:
+            self._state, self._reason, self._hint = "failed", error.message, error.hint
+        except Exception as error:  # noqa: BLE001 - a fault here must not end the sampler, and must be seen
+            traceback.print_exc(file=sys.stderr)
+            self._state, self._reason = "failed", f"the stack reader failed: {error!r}"
+        finally:
+            self._programs.stop()
+            self._follower.close()
+            self._programs.close()
+            if self._state == "ok":
+                self._state = "off"
+
+    def _wait(self) -> None:
+        """Up to a tick, but answer the kernel side at once: until then a new process has no stacks."""
+        deadline = time.monotonic() + TICK_S
+        while not self._stop.is_set() and (left := deadline - time.monotonic()) > 0:
+            readable, _, _ = select.select([self._programs.message_fd], [], [], left)
+            if readable:
+                self._follower.handle(self._programs.messages())
+
+    def _tick(self) -> None:
+        batch = self._programs.read()
+        self._follower.handle(self._programs.messages())
+        try:
+            self.consume(batch)
+        except (ValueError, IndexError, KeyError, OverflowError):
+            # One batch that cannot be understood is counted and left out; the next one may be fine.
+            if not self._failures:
+                traceback.print_exc(file=sys.stderr)
+            self._failures += len(batch)
+        now_ns = time.monotonic_ns()
+        if now_ns >= self._next_tidy_ns:
+            self._next_tidy_ns = now_ns + TIDY_NS
+            self._follower.tidy(now_ns)
+            self._programs.follow_cpus()
+
+    def consume(self, batch: Batch) -> None:
+        """Name the stacks of a batch and add them to the history."""
+        if not len(batch):
+            return
+        resolved = self._resolver.resolve(batch)
+        with self._history.lock:
+            tables = self._history.tables
+            if tables.full:
+                self._roll()
+                resolved = self._resolver.resolve(batch)
+                tables = self._history.tables
+            stacks = self._intern_stacks(tables, resolved)
+            threads = self._intern_threads(tables, batch, resolved)
+            self._history.add_samples(batch.time_ns, batch.cpu, threads, stacks)
+        self._samples += len(batch)
+        self._truncated += resolved.truncated
+
+    def _roll(self) -> None:
+        """Begin a new generation, with new frame ids: the old ones may never come again."""
+        self._history.roll_generation()
+        self._ids = FrameIds()
+        self._follower.reset(self._ids)
+        self._resolver.reset(self._ids)
+
+    def _intern_stacks(self, tables: Tables, resolved: ResolvedBatch) -> list[int]:
+        ids = []
+        for stack in resolved.stacks:
+            if stack.generation != tables.generation:
+                stack.table_id = tables.stack(self._ids.to_tables(tables, stack.frames))
+                stack.generation = tables.generation
+            ids.append(stack.table_id)
+        return ids
+
+    def _intern_threads(self, tables: Tables, batch: Batch, resolved: ResolvedBatch) -> list[int]:
+        if self._table_threads_generation != tables.generation:
+            self._table_threads_generation = tables.generation
+            for process in self._follower.all():
+                process.table_threads.clear()
+        ids = []
+        for process, tid, comm in zip(
+            resolved.processes, batch.tid.tolist(), batch.comm.tolist(), strict=True
+        ):
+            thread = process.table_threads.get((tid, comm))
+            if thread is None:
+                name = comm.decode("utf-8", "backslashreplace")
+                process_id = tables.process(process.definition)
+                thread = process.table_threads[tid, comm] = tables.thread(process_id, tid, name)
+            ids.append(thread)
+        return ids
+
+
+def _optional(text: str | None) -> list[str]:
+    return [text] if text else []
+
+
+def _raise_file_limit() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = WANTED_FILES if hard == resource.RLIM_INFINITY else min(WANTED_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -1,0 +1,230 @@
+"""`gpuprof-tui record` as root and under sudo: whose file, whose command, what a full disk leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpuprof.sampler import endpoint
+from gpuprof.sampler.server import Server
+from gpuprof.snapshots.file import read_snapshot
+from gpuprof.snapshots.frames import FrameKind, Hello, ProcessDef, Query, SourceStatus, Status
+from gpuprof.snapshots.history import History
+
+pytestmark = pytest.mark.root
+
+SECOND = 10**9
+COMMAND = [sys.executable, "-I", "-c", "import sys; from gpuprof.tui.command import main; sys.exit(main())"]
+
+
+class Service:
+    """A sampler's server in a thread, with a history that the test fills."""
+
+    def __init__(self, path: str) -> None:
+        hello = Hello(1, "node", "boot", "6.1", 2, 5, 0, "0", 1, 99, 10, True)
+        self.path = path
+        self.history = History(hello)
+        self.loop = asyncio.new_event_loop()
+        ready = threading.Event()
+
+        async def serve() -> None:
+            self.server = Server(self.history, lambda: hello)
+            self.server.listen(endpoint.listen(path))
+            self.stopping = asyncio.Event()
+            ready.set()
+            await self.stopping.wait()
+            await self.server.close()
+
+        self.thread = threading.Thread(target=lambda: self.loop.run_until_complete(serve()))
+        self.thread.start()
+        ready.wait()
+        self.set_status()
+
+    def set_status(self, state: str = "ok") -> None:
+        cpu = SourceStatus("cpu", state)
+        self.history.set_status(Status(time.monotonic_ns(), [cpu], 0, 0, 0, 0))
+
+    def add(self, count: int, start_ns: int, seconds: float = 1.0) -> None:
+        """`count` samples of stacks that do not compress."""
+        rng = np.random.default_rng(count)
+        with self.history.lock:
+            tables = self.history.tables
+            process = tables.process(ProcessDef(7, 1, "python", "python t.py", "me", 1000, 1))
+            thread = tables.thread(process, 7, "main")
+            stacks = np.array(
+                [
+                    tables.stack([tables.frame(tables.function(f"f{n}", "t.py", "", FrameKind.PYTHON), 1)])
+                    for n in range(1000)
+                ]
+            )
+            times = np.sort(start_ns + (rng.random(count) * seconds * 1e9).astype(np.uint64))
+            chosen = stacks[rng.integers(0, 1000, count)]
+            self.history.add_samples(times, rng.integers(0, 64, count), np.full(count, thread), chosen)
+
+    def stop(self) -> None:
+        self.loop.call_soon_threadsafe(self.stopping.set)
+        self.thread.join(5)
+        self.loop.close()
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Service]:
+    made = Service(str(tmp_path / "s.sock"))
+    yield made
+    made.stop()
+
+
+def record(*argv: str, environ: dict[str, str] | None = None) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*COMMAND, "record", *argv],
+        env={**os.environ, **(environ or {})},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_until_it_records(process: subprocess.Popen[str]) -> None:
+    assert process.stderr is not None
+    line = process.stderr.readline()
+    assert "recording to" in line, line + process.stderr.read()
+
+
+def test_what_was_sampled_while_the_command_ran_is_in_the_file(service: Service, tmp_path: Path) -> None:
+    path = tmp_path / "a.gpuprof"
+    process = record("--socket", service.path, "-o", str(path), "--", "sh", "-c", "sleep 0.5; exit 3")
+    wait_until_it_records(process)
+    service.add(5000, 10 * SECOND)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 3, err
+    assert "5,000 CPU samples" in err
+    opened = read_snapshot(path)
+    assert opened.damage is None
+    assert opened.history.query(Query(1, "cpu", 0, 1 << 60)).total_weight[0] == 5000
+
+
+def test_ctrl_c_ends_it_with_what_was_recorded(service: Service, tmp_path: Path) -> None:
+    path = tmp_path / "a.gpuprof"
+    process = record("--socket", service.path, "-o", str(path))
+    wait_until_it_records(process)
+    service.add(100, 10 * SECOND)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 0, err
+    assert read_snapshot(path).history.query(Query(1, "cpu", 0, 1 << 60)).total_weight[0] == 100
+
+
+def test_time_ends_the_command_too(service: Service, tmp_path: Path) -> None:
+    process = record(
+        "--socket", service.path, "-o", str(tmp_path / "a"), "--for", "0.3s", "--", "sleep", "60"
+    )
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 0, err
+    assert read_snapshot(tmp_path / "a").damage is None
+
+
+def test_under_sudo_file_and_command_are_the_callers(service: Service, tmp_path: Path) -> None:
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.stat().st_mode & 0o001 == 0:
+            folder.chmod(0o711)
+    where = tmp_path / "mine"
+    where.mkdir()
+    os.chown(where, 1, 1)
+    path = where / "a.gpuprof"
+    sudo = {"SUDO_UID": "1", "SUDO_GID": "1"}
+    script = "id -u; id -g; echo $HOME"
+    process = record("--socket", service.path, "-o", str(path), "--", "sh", "-c", script, environ=sudo)
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == 0, err
+    assert out.split() == ["1", "1", "/usr/sbin"]
+    assert path.stat().st_uid == 1
+    # A file that only root may replace is not replaced in the caller's name.
+    process = record("--socket", service.path, "-o", "/etc/gpuprof-test", "--for", "1s", environ=sudo)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 3
+    assert "Permission denied" in err
+    assert not os.path.exists("/etc/gpuprof-test")
+
+
+def test_a_file_that_is_there_is_kept_unless_forced(service: Service, tmp_path: Path) -> None:
+    path = tmp_path / "a.gpuprof"
+    path.write_text("precious")
+    process = record("--socket", service.path, "-o", str(path), "--for", "1s")
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 3
+    assert "--force" in err
+    assert path.read_text() == "precious"
+    process = record("--socket", service.path, "-o", str(path), "--for", "0.2s", "--force")
+    process.communicate(timeout=20)
+    assert read_snapshot(path).damage is None
+
+
+def test_a_command_that_does_not_exist(service: Service, tmp_path: Path) -> None:
+    process = record("--socket", service.path, "-o", str(tmp_path / "a"), "--", "no-such-program")
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 2
+    assert "command not found" in err
+    assert "Traceback" not in err
+
+
+def test_a_sampler_that_ends_leaves_a_whole_file_and_the_command(service: Service, tmp_path: Path) -> None:
+    path = tmp_path / "a.gpuprof"
+    mark = tmp_path / "mark"
+    process = record("--socket", service.path, "-o", str(path), "--", "sh", "-c", f"sleep 1; touch {mark}")
+    wait_until_it_records(process)
+    service.add(100, 10 * SECOND)
+    time.sleep(0.5)
+    service.loop.call_soon_threadsafe(service.stopping.set)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 5, err
+    assert "before the recording did" in err
+    assert mark.exists()
+    assert read_snapshot(path).history.query(Query(1, "cpu", 0, 1 << 60)).total_weight[0] == 100
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    where = tmp_path / "disk"
+    where.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(where)], check=True)
+    yield where
+    subprocess.run(["umount", str(where)], check=True)
+
+
+def test_a_full_disk_is_said_and_what_came_before_is_readable(service: Service, small_disk: Path) -> None:
+    path = small_disk / "a.gpuprof"
+    process = record("--socket", service.path, "-o", str(path))
+    wait_until_it_records(process)
+    for second in range(40):
+        if process.poll() is not None:
+            break
+        service.add(20_000, (10 + 11 * second) * SECOND, 11.0)
+        time.sleep(0.15)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 3, err
+    assert "No space left" in err or "full" in err
+    assert "Traceback" not in err
+    kept = read_snapshot(path).history.query(Query(1, "cpu", 0, 1 << 60)).total_weight[0]
+    assert kept > 0
+    assert kept % 20_000 == 0 or kept > 20_000
+
+
+def test_a_whole_sampler_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "a.gpuprof"
+    process = record("--no-service", "-o", str(path), "--for", "1.2s")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    defs, columns = read_snapshot(path).history.readings_between(0, 1 << 62)
+    assert "core_busy_ns" in {series.metric for series in defs.values()}
+    assert len(columns["value"]) > 0
