@@ -63,6 +63,8 @@ def find_bcc(roots: list[Path] | None = None) -> ModuleType:
         if spec is None or spec.loader is None:
             continue
         module = importlib.util.module_from_spec(spec)
+        for name in [name for name in sys.modules if name == "bcc" or name.startswith("bcc.")]:
+            del sys.modules[name]
         sys.modules["bcc"] = module
         try:
             spec.loader.exec_module(module)

@@ -56,6 +56,7 @@ class Connection:
         limits: Limits,
         *,
         patient: bool = False,
+        on_request: Callable[[], None] = lambda: None,
     ) -> None:
         self._sock = sock
         self._history = history
@@ -63,6 +64,7 @@ class Connection:
         self._pool = pool
         self._limits = limits
         self._patient = patient  # an inherited socket: its program may take its time to start
+        self._on_request = on_request
         self._sending = asyncio.Lock()  # held for whole frames
         self._streaming = asyncio.Lock()  # held by the subscription for a piece, by a fetch for all of it
         self._requests: set[asyncio.Task[None]] = set()
@@ -116,6 +118,7 @@ class Connection:
                 return error
             for request in requests:
                 greeted = True
+                self._on_request()
                 reason = await self._handle(request)
                 if reason is not None:
                     return reason

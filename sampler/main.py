@@ -122,7 +122,12 @@ class _Run:
             loop.add_signal_handler(signum, stop.set)
         _raise_descriptor_limit()
         alone = self._options.control_fd is None and self._options.fd is not None
-        server = Server(self._history, self._hello, on_idle=stop.set if alone else None)
+        server = Server(
+            self._history,
+            self._hello,
+            on_request=self._sources.wanted.set,
+            on_idle=stop.set if alone else None,
+        )
         try:
             self._open_doors(server, stop)
             self._sources.start()
@@ -135,9 +140,11 @@ class _Run:
         return hello(self._options, self._privileged)
 
     def _settle(self, status: Status) -> None:
-        """Once every source has started or failed: the hello of later clients and files says what there is."""
+        """Once every source has started or failed: the hello of later clients and files says what there
+        is."""
         self._settled = True
-        working = {source.name for source in status.sources if source.state in ("ok", "degraded", "starting")}
+        alive = ("ok", "degraded", "starting")
+        working = {source.name for source in status.sources if source.state in alive}
         self._options.cpu = "cpu" in working
         self._options.nvml = "nvml" in working
         with self._history.lock:

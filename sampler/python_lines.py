@@ -17,8 +17,12 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 
+import numpy as np
+from numpy.typing import NDArray
+
 MAX_TABLE_BYTES = 1 << 20
 _MAX_LINE = (1 << 31) - 1
+_MAX_VARINT = 6  # bytes that are looked at: 36 bits
 
 
 class LineTable:
@@ -73,48 +77,42 @@ class LineTable:
                     self._add(address, line)
             address += table[index] // 2
 
-    def _parse_locations(self, table: bytes, line: int) -> None:
-        address, at, size = 0, 0, len(table)
-        try:
-            while at < size:
-                first = table[at]
-                at += 1
-                code = first >> 3 & 15
-                current: int | None = line
-                if code < 10:
-                    at += 1
-                elif code < 13:
-                    line += code - 10
-                    current = line
-                    at += 2
-                elif code == 15:
-                    current = None
-                else:
-                    delta, at = _varint(table, at)
-                    line += -(delta >> 1) if delta & 1 else delta >> 1
-                    current = line
-                    if code == 14:
-                        for _ in range(3):
-                            _, at = _varint(table, at)
-                self._add(address, current)
-                address += (first & 7) + 1
-        except IndexError:
-            pass  # a table that was read while it was freed ends in the middle: keep what it says so far
+    def _parse_locations(self, table: bytes, first_line: int) -> None:
+        """All entries at once: only their first bytes have bit 7 set."""
+        raw = np.frombuffer(table + b"\0" * _MAX_VARINT, np.uint8)
+        at = np.flatnonzero(raw >= 128)
+        if not len(at):
+            return
+        first = raw[at]
+        code = first >> 3 & 15
+        units = (first & 7).astype(np.int64) + 1
+        address = np.cumsum(units) - units
+        delta = np.where((code >= 10) & (code <= 12), code.astype(np.int64) - 10, 0)
+        long_form = np.flatnonzero((code == 13) | (code == 14))
+        if len(long_form):
+            delta[long_form] = _signed_varints(raw, at[long_form] + 1)
+        line = first_line + np.cumsum(delta)
+        # A run begins where the line changes; an instruction without line (code 15) counts to the run before it.
+        keep = (code != 15) & (line > 0) & (line <= _MAX_LINE)
+        address, line = address[keep], line[keep]
+        begins = np.ones(len(line), bool)
+        begins[1:] = line[1:] != line[:-1]
+        self.starts = array("I", address[begins].astype(np.uint32).tobytes())
+        self.lines = array("I", line[begins].astype(np.uint32).tobytes())
+
+
+def _signed_varints(raw: NDArray[np.uint8], at: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The signed varint at each position; `raw` ends in _MAX_VARINT zero bytes."""
+    value = np.zeros(len(at), np.int64)
+    more = np.ones(len(at), bool)
+    for index in range(_MAX_VARINT):
+        byte = raw[at + index].astype(np.int64)
+        value |= np.where(more, (byte & 63) << (6 * index), 0)
+        more &= (byte & 64) != 0
+        if not more.any():
+            break
+    return np.where(value & 1, -(value >> 1), value >> 1)
 
 
 def _signed(byte: int) -> int:
     return byte - 256 if byte > 127 else byte
-
-
-def _varint(table: bytes, at: int) -> tuple[int, int]:
-    """(value, position after it); at most 36 bits are read."""
-    byte = table[at]
-    value = byte & 63
-    shift = 6
-    while byte & 64:
-        at += 1
-        byte = table[at]
-        if shift < 36:
-            value |= (byte & 63) << shift
-        shift += 6
-    return value, at + 1

@@ -38,11 +38,13 @@ class Server:
         hello: Callable[[], Hello],
         *,
         limits: Limits | None = None,
+        on_request: Callable[[], None] = lambda: None,
         on_idle: Callable[[], None] | None = None,
     ) -> None:
         self._history = history
         self._hello = hello
         self._limits = limits or Limits()
+        self._on_request = on_request
         self._on_idle = on_idle
         self._pool = ThreadPoolExecutor(QUERY_THREADS, thread_name_prefix="query")
         self._clients: set[asyncio.Task[None]] = set()
@@ -108,7 +110,15 @@ class Server:
         return None
 
     def _serve(self, sock: socket.socket, *, patient: bool = False) -> None:
-        connection = Connection(sock, self._history, self._hello, self._pool, self._limits, patient=patient)
+        connection = Connection(
+            sock,
+            self._history,
+            self._hello,
+            self._pool,
+            self._limits,
+            patient=patient,
+            on_request=self._on_request,
+        )
         task = self._loop.create_task(connection.run())
         self._clients.add(task)
         task.add_done_callback(self._gone)

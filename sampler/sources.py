@@ -20,6 +20,8 @@ from gpuprof.sampler.status import Failed, Source
 from gpuprof.snapshots.errors import GpuprofError
 from gpuprof.snapshots.history import History
 
+_PATIENCE_S = 1.0
+
 
 class Sources:
     """All sources of one history. `start` runs in a thread of its own and may take seconds; the rest is
@@ -30,6 +32,7 @@ class Sources:
         self._options = options
         self._privileged = privileged
         self._lock = threading.Lock()
+        self.wanted = threading.Event()  # set by the first request
         self._stopped = False
         self._unsettled = 1
         self._by_name: dict[str, Source] = {}
@@ -109,6 +112,7 @@ class Sources:
             command = self._options.command
             hint = f"sudo {shlex.quote(command)}" if command else "start it with sudo"
             raise GpuprofError("CPU stacks need root, or CAP_BPF and CAP_PERFMON", hint)
+        self.wanted.wait(_PATIENCE_S)
         from gpuprof.bpf.programs import StackPrograms
         from gpuprof.sampler.cpu_stacks import CpuStacks
 

@@ -33,7 +33,9 @@ _PAGE = np.dtype([("first", "<u4"), ("last", "<u4")])
 
 @dataclass(slots=True, eq=False)
 class Binary:
-    """A mapped file and where its rows are. `problem`: why it has none."""
+    """A mapped file and where its rows are. `problem`: why it has none; `retry`: it may open through another
+    process.
+    """
 
     key: Hashable
     loads: list[Segment] = field(default_factory=list)
@@ -43,6 +45,7 @@ class Binary:
     block_base: int = 0
     blocks: int = 0
     problem: str | None = None
+    retry: bool = False
     users: int = 0
 
 
@@ -60,7 +63,6 @@ class UnwindBinaries:
         self._by_key: dict[Hashable, Binary] = {}
         self._unused: OrderedDict[Hashable, Binary] = OrderedDict()
         self.fragmented = False  # set when a binary did not fit although there is room in pieces
-        self.full = False  # a binary that is in use did not fit
         self.build_ns = 0  # spent in parsing so far
 
     def acquire(self, pid: int, mapping: Mapping) -> Binary | None:
@@ -76,6 +78,8 @@ class UnwindBinaries:
         if binary.users == 0:
             self._unused.pop(key, None)
         binary.users += 1
+        if binary.retry:
+            self._build(pid, mapping, binary)
         return binary
 
     def release(self, binary: Binary) -> None:
@@ -89,6 +93,11 @@ class UnwindBinaries:
         self._unused[binary.key] = binary
         if len(self._unused) > MAX_UNUSED:
             self._evict_oldest()
+
+    @property
+    def full(self) -> bool:
+        """Is there a binary in use that did not fit?"""
+        return any(binary.problem == TABLE_FULL for binary in self._by_key.values())
 
     def problems(self) -> dict[Hashable, str]:
         """Binaries without rows, and why."""
@@ -120,12 +129,14 @@ class UnwindBinaries:
 
     def _build(self, pid: int, mapping: Mapping, binary: Binary) -> None:
         started = time.monotonic_ns()
+        binary.problem, binary.retry = None, False
         try:
             rows = self._read_rows(pid, mapping, binary)
             if not self._store(binary, rows):
                 binary.problem = TABLE_FULL
-                self.full = True
-        except (OSError, ElfError, EhFrameError) as error:
+        except OSError as error:  # most often the process is gone already
+            binary.problem, binary.retry = str(error), True
+        except (ElfError, EhFrameError) as error:
             binary.problem = str(error)
         self.build_ns += time.monotonic_ns() - started
 

@@ -86,9 +86,11 @@ class UnwindTables:
         in the files.
         """
         executable = [mapping for mapping in mappings if mapping.executable][:MAX_MAPPINGS]
-        binaries = [self._binaries.acquire(pid, mapping) for mapping in executable]
+        binaries = self._acquire(pid, executable)
         if self._binaries.fragmented:
             self._compact()
+            self._release(binaries)
+            binaries = self._acquire(pid, executable)
         entries = _entries(executable, binaries)
         layout = _pack_layout(python) if python is not None else b""
         old = self._by_pid.get(pid)
@@ -211,6 +213,9 @@ class UnwindTables:
         self._mappings.write(first, np.concatenate((_head(run.serial), entries)))
         self._runs[first] = run
         return run
+
+    def _acquire(self, pid: int, mappings: Sequence[Mapping]) -> list[Binary | None]:
+        return [self._binaries.acquire(pid, mapping) for mapping in mappings]
 
     def _release(self, binaries: list[Binary | None]) -> None:
         for binary in binaries:

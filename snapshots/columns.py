@@ -5,6 +5,7 @@ Elements that were written never change, so a view taken under the owner's lock 
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -88,7 +89,7 @@ class _Block:
     small.
     """
 
-    __slots__ = ("columns", "count", "first", "max_ns", "min_ns", "ordered", "tag")
+    __slots__ = ("columns", "count", "first", "first_end_ns", "max_ns", "min_ns", "ordered", "tag")
 
     def __init__(self, first: int, tag: Any, schema: Mapping[str, Any], rows: int) -> None:
         self.first = first
@@ -96,6 +97,7 @@ class _Block:
         self.count = 0
         self.min_ns = 0
         self.max_ns = 0
+        self.first_end_ns = 0  # the earliest instant in which a row ends
         self.ordered = True
         self.columns: dict[str, Array] = {name: np.empty(rows, dtype) for name, dtype in schema.items()}
 
@@ -168,6 +170,16 @@ class RowLog:
             return None
         return min(block.min_ns for block in self._blocks), max(block.max_ns for block in self._blocks)
 
+    def ends(self) -> tuple[int, int] | None:
+        """Return the earliest and the latest instant in which a row ends, None when there are no rows."""
+        if not self._blocks:
+            return None
+        return min(block.first_end_ns for block in self._blocks), max(block.max_ns for block in self._blocks)
+
+    def newest_ns(self) -> int:
+        """Return about the latest instant: that of the last two blocks (0 when there are none)."""
+        return max((block.max_ns for block in itertools.islice(reversed(self._blocks), 2)), default=0)
+
     def oldest_ns(self) -> int | None:
         """Return the latest instant of the oldest block, None when there is none."""
         return self._blocks[0].max_ns if self._blocks else None
@@ -216,7 +228,7 @@ class RowLog:
     def _note_times(self, block: _Block, at: int, rows: int) -> None:
         ends = block.columns[self._end][at : at + rows]
         starts = block.columns[self._start][at : at + rows]
-        low, high = int(starts.min()), int(ends.max())
+        low, low_end, high = int(starts.min()), int(ends.min()), int(ends.max())
         in_order = block.ordered and self._start == self._end
         if in_order and at:
             in_order = bool(block.columns[self._end][at - 1] <= ends[0])
@@ -224,6 +236,7 @@ class RowLog:
             in_order = bool((ends[1:] >= ends[:-1]).all())
         block.ordered = in_order
         block.min_ns = low if not at else min(block.min_ns, low)
+        block.first_end_ns = low_end if not at else min(block.first_end_ns, low_end)
         block.max_ns = high if not at else max(block.max_ns, high)
 
     def between(self, start_ns: int, end_ns: int) -> Iterator[Rows]:

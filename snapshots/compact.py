@@ -27,7 +27,7 @@ from gpuprof.snapshots.frames import (
     ThreadDef,
     ThreadDefs,
 )
-from gpuprof.snapshots.tables import TablesView
+from gpuprof.snapshots.table_view import TablesView
 
 _ROWS_PER_FRAME = 1 << 16
 _DEFS_PER_FRAME = 1 << 12

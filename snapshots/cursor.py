@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from gpuprof.snapshots.columns import RowLog
 from gpuprof.snapshots.errors import EXIT_USAGE, GpuprofError
 from gpuprof.snapshots.frames import Frame, Readings, Samples, SeriesDefs
-from gpuprof.snapshots.tables import TableCursor, Tables
+from gpuprof.snapshots.table_view import TableCursor
+from gpuprof.snapshots.tables import Tables
 
 if TYPE_CHECKING:
     from gpuprof.snapshots.history import History
@@ -153,9 +154,7 @@ def _skip_late(log: RowLog, position: LogPosition, max_lag_ns: int | None) -> No
     sending.
     """
     target = max(position.next, log.first)
-    if max_lag_ns is not None and target >= position.live_from:
-        span = log.span()
-        if span is not None:
-            target = max(target, log.first_at(span[1] - max_lag_ns))
+    if max_lag_ns is not None and position.live_from <= target < log.next:
+        target = max(target, log.first_at(log.newest_ns() - max_lag_ns))
     position.dropped += target - position.next
     position.next = target

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import itertools
 import os
 import stat
 from collections.abc import Iterable
@@ -16,6 +15,7 @@ from types import TracebackType
 from typing import NoReturn
 
 import msgpack
+import numpy as np
 
 from gpuprof.snapshots import chunks
 from gpuprof.snapshots.errors import FileError
@@ -29,6 +29,7 @@ __all__ = ["Opened", "SnapshotWriter", "read_snapshot"]
 CHUNK_NS = 10 * 10**9
 CHUNK_BYTES = 16 << 20  # of rows in memory, before they are compressed
 _BUFFER_BYTES = 1 << 30
+_MAX_CHUNKS_AT_ONCE = 1000
 
 
 class SnapshotWriter:
@@ -72,7 +73,7 @@ class SnapshotWriter:
             history.ingest(frame)
             if history.samples.nbytes + history.readings.nbytes >= CHUNK_BYTES:
                 self._flush()
-        start, end = history.span
+        start, end = self._covered()
         if end - start >= CHUNK_NS:
             self._flush()
 
@@ -101,16 +102,33 @@ class SnapshotWriter:
 
     # ----------------------------------------------------------------------------------------------- internal
 
+    def _covered(self) -> tuple[int, int]:
+        """Return the range [start, end) in which the rows in memory end; empty when there are none."""
+        found = [
+            ends for ends in (self._history.samples.ends(), self._history.readings.ends()) if ends is not None
+        ]
+        if not found:
+            return self._history.hello.mono_ns, self._history.hello.mono_ns
+        return min(start for start, _ in found), max(end for _, end in found) + 1
+
     def _flush(self, *, last: bool = False) -> None:
-        """Write the rows in memory, ten seconds to a chunk."""
+        """Write the rows in memory, about ten seconds to a chunk."""
         history = self._history
-        start, end = history.span
-        if start == end and not (last and not self._index):
+        start, end = self._covered()
+        if start == end:
+            if last and not self._index:
+                self._write_chunk(start, end)
             return
-        count = max(1, round((end - start) / CHUNK_NS))
-        edges = [start + (end - start) * number // count for number in range(count + 1)]
-        for low, high in itertools.pairwise(edges):
-            self._write_chunk(low, high)
+        count = min(max(round((end - start) / CHUNK_NS), 1), _MAX_CHUNKS_AT_ONCE)
+        width = max((end - start) // count, 1)
+        times = [rows.columns["time_ns"] for _, rows in history.samples_between(start, end)]
+        times.append(history.readings_between(start - 1, end)[1]["end_ns"])
+        slots = {
+            int(slot) for time in times for slot in np.unique((time - np.uint64(start)) // np.uint64(width))
+        }
+        for slot in sorted({min(slot, count - 1) for slot in slots}):
+            low = start + slot * width
+            self._write_chunk(low, end if slot == count - 1 else low + width)
         history.clear_rows()
 
     def _write_chunk(self, start_ns: int, end_ns: int) -> None:

@@ -7,6 +7,7 @@ after a damaged one reading goes on at the next chunk marker.
 
 from __future__ import annotations
 
+import itertools
 import os
 import stat
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ import msgpack
 from gpuprof.snapshots import chunks
 from gpuprof.snapshots.chunks import ChunkHeader
 from gpuprof.snapshots.errors import FileError, FrameError
-from gpuprof.snapshots.frames import Frame, Hello
+from gpuprof.snapshots.frames import Hello
 from gpuprof.snapshots.history import History
 from gpuprof.snapshots.ingest import check_version
 from gpuprof.snapshots.names import clean
@@ -156,7 +157,8 @@ def _read_chunks(file: BinaryIO, findings: _Findings) -> None:
             findings.lost.append((header.start_ns, header.end_ns, "it is larger than the file"))
             findings.cut = None
             continue
-        if findings.raw_bytes + header.raw_bytes > MAX_FILE_RAW_BYTES:
+        used = findings.history.bytes_used if findings.history else 0
+        if findings.raw_bytes + header.raw_bytes > MAX_FILE_RAW_BYTES or used > _HISTORY_BYTES // 2:
             findings.too_large = True
             return
         try:
@@ -180,15 +182,15 @@ def _take_chunk(header: ChunkHeader, stored: bytes, findings: _Findings) -> None
     if header.kind != chunks.DATA:
         return  # of a later version
     findings.raw_bytes += header.raw_bytes
-    frames: list[Frame] = list(chunks.unpack_frames(raw))
-    hello = frames[0] if frames else None
+    frames = chunks.unpack_frames(raw)
+    hello = next(frames, None)
     if not isinstance(hello, Hello):
         raise FrameError("it does not begin with a hello")
     check_version(hello)
     history = findings.history
     if history is None:
         history = History(hello, max_bytes=_HISTORY_BYTES, max_age_ns=None)
-    for frame in frames:
+    for frame in itertools.chain([hello], frames):
         history.ingest(frame)
     findings.history = history  # only now: a first chunk that cannot be used leaves nothing behind
     findings.whole += 1

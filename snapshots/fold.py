@@ -16,7 +16,7 @@ import numpy as np
 from gpuprof.snapshots import tree
 from gpuprof.snapshots.columns import Array, Rows
 from gpuprof.snapshots.frames import FrameKind, Query, Tree
-from gpuprof.snapshots.tables import TablesView, frame_label
+from gpuprof.snapshots.table_view import TablesView, frame_label
 
 Label = tuple[str, str, str, int, int]  # name, file, binary, line, kind
 _DENSE_KEYS = 1 << 22

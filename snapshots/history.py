@@ -20,7 +20,8 @@ from gpuprof.snapshots.cursor import MAX_LAG_NS, Cursor
 from gpuprof.snapshots.errors import EXIT_USAGE, GpuprofError
 from gpuprof.snapshots.frames import Clock, Frame, Gpus, Hello, Query, SeriesDef, Status, Tree
 from gpuprof.snapshots.ingest import Ingest
-from gpuprof.snapshots.tables import Tables, TablesView
+from gpuprof.snapshots.table_view import TablesView
+from gpuprof.snapshots.tables import Tables
 
 SAMPLE_COLUMNS = {"time_ns": "<u8", "cpu": "<u2", "thread": "<u4", "stack": "<u4"}
 READING_COLUMNS = {"series": "<u4", "start_ns": "<u8", "end_ns": "<u8", "value": "<f8"}

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
-from gpuprof.snapshots.columns import Array, GrowingColumn
+from gpuprof.snapshots.columns import GrowingColumn
 from gpuprof.snapshots.frames import (
     Frame,
     FrameDefs,
@@ -27,6 +25,7 @@ from gpuprof.snapshots.frames import (
     ThreadDefs,
 )
 from gpuprof.snapshots.names import clean
+from gpuprof.snapshots.table_view import ChangeCursor, TableCursor, TablesView
 
 MAX_NODES = 1 << 17
 MAX_STRINGS = 1 << 16
@@ -39,52 +38,6 @@ _DEFS_PER_FRAME = 1 << 16
 _STRINGS_PER_FRAME = 1 << 12
 _NODE_BYTES = 160  # measured: a node's columns, and its entry in the dictionary with the two integers of it
 _STRING_BYTES = 180  # an entry in the dictionary, the list slot and the header of the text
-
-
-@dataclass(slots=True)
-class ChangeCursor:
-    """How far a reader has got in a table whose definitions may change: ids below `count`, as of
-    `version`.
-    """
-
-    count: int = 0
-    version: int = 0
-
-
-@dataclass(slots=True)
-class TableCursor:
-    """How far a reader has got in the tables of one generation; begins at what is always defined."""
-
-    generation: int
-    strings: int = 1
-    functions: int = 0
-    frames: int = 0
-    stacks: int = 1
-    processes: ChangeCursor = field(default_factory=ChangeCursor)
-    threads: ChangeCursor = field(default_factory=ChangeCursor)
-
-
-@dataclass(frozen=True, slots=True)
-class TablesView:
-    """The tables as they were at one moment: arrays that never change, and lists of which only the first
-    items count.
-    """
-
-    generation: int
-    parent: Array  # u32 by stack
-    frame: Array  # u32 by stack
-    depth: Array  # u16 by stack, number of frames
-    frame_function: Array  # u32 by frame
-    frame_line: Array  # u32 by frame
-    name: Array  # u32 string ids by function
-    file: Array
-    binary: Array
-    kind: Array  # u8 by function
-    thread_process: Array  # u32 by thread
-    thread_tid: Array  # u32 by thread
-    strings: list[str]
-    processes: list[ProcessDef]
-    threads: list[ThreadDef]
 
 
 class Tables:
@@ -173,13 +126,14 @@ class Tables:
         """Return the id of the stack of these frame ids, root (outermost caller) first. IndexError for
         unknown ids.
         """
-        key = array("I", frames).tobytes()
+        ids = array("I", frames)
+        key = ids.tobytes()
         found = self._stack_cache.get(key)
         if found is not None:
             return found
         node = 0
         children = self._children
-        for frame in frames:
+        for frame in ids:  # not `frames`: numpy's integers would overflow in the key
             child = children.get(node << 32 | frame)
             node = self.child(node, frame) if child is None else child
         if len(self._stack_cache) >= _STACK_CACHE:
@@ -388,16 +342,3 @@ class Tables:
             if cursor.count == length:
                 cursor.version = self._version
             yield low, cursor.count
-
-
-def frame_label(view: TablesView, frame: int) -> tuple[str, str, str, int, int]:
-    """Return name, file, binary, line and kind of a frame."""
-    function = int(view.frame_function[frame])
-    strings: Any = view.strings
-    return (
-        strings[int(view.name[function])],
-        strings[int(view.file[function])],
-        strings[int(view.binary[function])],
-        int(view.frame_line[frame]),
-        int(view.kind[function]),
-    )

@@ -57,10 +57,16 @@ def _instant(text: str, history: History) -> int:
     if match:
         return _time_of_day(match, history, first, last)
     try:
-        moment = datetime.fromisoformat(text[:-1] + "+00:00" if text.endswith(("Z", "z")) else text)
+        moment = datetime.fromisoformat(_plain_iso(text))
         return _mono(history, _ns_of(moment))
     except (ValueError, OverflowError, OSError) as error:
         raise _usage(f"“{clean(text, 60)}” is not a time") from error
+
+
+def _plain_iso(text: str) -> str:
+    """Return an ISO time as Python 3.10 reads it: a zone as +00:00, and a fraction of six digits."""
+    text = text[:-1] + "+00:00" if text.endswith(("Z", "z")) else text
+    return re.sub(r"\.(\d{1,9})", lambda match: "." + match[1].ljust(6, "0")[:6], text)
 
 
 def _time_of_day(match: re.Match[str], history: History, first: int, last: int) -> int:

@@ -184,18 +184,6 @@ def depths(tree: Tree) -> Array:
     return np.array(found, np.intp)
 
 
-def subtree_ends(tree: Tree) -> Array:
-    """Return for every row the row after its last descendant, so that range(row + 1, end) are its
-    descendants.
-    """
-    check(tree)
-    size = [1] * len(tree.parent)
-    parents = tree.parent.tolist()
-    for row in range(len(parents) - 1, 0, -1):
-        size[parents[row]] += size[row]
-    return np.arange(len(parents)) + np.array(size, np.intp)
-
-
 def check(tree: Tree) -> None:
     """Raise FrameError when a tree of another process is not what it has to be: parents first, texts in
     range.

@@ -83,7 +83,10 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Focus:
-    """What the charts are about: the devices (one, or all of them) and the processes, each with its colour."""
+    """What the charts are about.
+
+    The devices (one, or all of them) and the processes, each with its colour.
+    """
 
     gpus: tuple[GpuFacts, ...]
     all_gpus: bool
@@ -95,7 +98,7 @@ class Focus:
 
 
 def process_colors(store: SeriesStore, line_count: int) -> dict[int, int]:
-    """A colour number for each pid, by order of appearance, so that it stays the same while the ranking moves.
+    """A colour number for each pid, by order of appearance, so that it stays while the ranking moves.
 
     Number 0 is the node's.
     """
@@ -118,7 +121,8 @@ def plan_charts(
 ) -> list[Chart]:
     """The charts that the series give, most important first.
 
-    `selected`: UUID of the device to show, None for all. `since_ns`: processes without readings after it are left out.
+    `selected`: UUID of the device to show, None for all. `since_ns`: processes without readings after it are
+    left out.
     """
     shown = [gpu for gpu in gpus if selected is None or gpu.uuid == selected] or list(gpus)
     focus = Focus(
@@ -145,7 +149,8 @@ def plan_charts(
 def place(charts: Sequence[Chart], height: int, skip: int = 0) -> list[Placed]:
     """Rows for the charts from number `skip` on: every one gets a row, the rest is shared by weight.
 
-    When there are more charts than rows, those that fit are placed. Strips take no more rows than they have cores.
+    When there are more charts than rows, those that fit are placed. Strips take no more rows than they have
+    cores.
     """
     charts = list(charts[skip : skip + height]) if height > 0 else []
     if not charts:
@@ -183,7 +188,7 @@ def _share(
 
 
 def nice_rows(subjects: int, rows: int, most: int) -> int:
-    """The number of strip rows near `rows` (at most `most`) in which each row stands for equally many subjects."""
+    """The number of strip rows near `rows`, at most `most`, that each stand for equally many subjects."""
     even = [
         count
         for count in range(1, min(subjects, most) + 1)
@@ -193,7 +198,7 @@ def nice_rows(subjects: int, rows: int, most: int) -> int:
     return best if 2 * best >= rows else min(rows, most)
 
 
-# ------------------------------------------------------------------------------------------------------ the charts
+# ------------------------------------------------------------------------------------------------- the charts
 
 
 def _gpu_lines(
@@ -275,7 +280,7 @@ def _power(store: SeriesStore, focus: Focus) -> Chart | None:
     lines = _gpu_lines(store, focus, "power_w", "W", fill=True, label="power")
     if not lines:
         return None
-    limits = []
+    limits: list[Limit] = []
     top = 0.0
     for line in _gpu_lines(store, focus, "power_limit_w", "W"):
         view = store.view(line.key)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from gpuprof.snapshots.errors import (
     EXIT_BAD_FILE,
@@ -21,8 +20,11 @@ from gpuprof.snapshots.errors import (
     GpuprofError,
 )
 
+TYPE_CHECKING = False  # not typing's, whose import takes longer than all that this module does
 if TYPE_CHECKING:
     import argparse
+
+    from gpuprof.tui.sampler_process import SamplerOptions
 
 DEFAULT_REMOTE_COMMAND = "gpuprof-tui dial-stdio"
 _EXIT_PIPE = 141
@@ -134,7 +136,7 @@ def _report(options: argparse.Namespace) -> int:
     _need_file(options.file)
     from gpuprof.snapshots.file import read_snapshot
     from gpuprof.snapshots.frames import Query
-    from gpuprof.snapshots.report import json_report, parse_range, text_report
+    from gpuprof.snapshots.report import json_report, json_text, parse_range, text_report
 
     opened = read_snapshot(options.file)
     if opened.damage:
@@ -143,10 +145,7 @@ def _report(options: argparse.Namespace) -> int:
     start_ns, end_ns = parse_range(options.range, history) if options.range else history.span
     query = Query(0, options.tree, start_ns, end_ns, pids=options.pid, by_thread=options.by_thread)
     if options.json:
-        import json
-
-        json.dump(json_report(history, query), sys.stdout, ensure_ascii=False, indent=None)
-        print()
+        print(json_text(json_report(history, query)))
     else:
         print(text_report(history, query))
     return 0
@@ -271,7 +270,3 @@ def _complain(message: str, hint: str = "") -> None:
         sys.stderr.flush()
     except (OSError, ValueError, AttributeError):
         pass
-
-
-if TYPE_CHECKING:
-    from gpuprof.tui.sampler_process import SamplerOptions

@@ -34,7 +34,12 @@ def hold(reachable: Callable[[str], bool]) -> dict[str, str]:
         ):
             continue
         with suppress(OSError):
-            held[folder] = f"/proc/self/fd/{os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)}"
+            fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            there = f"/proc/self/fd/{fd}"
+            if reachable(there):
+                held[folder] = there
+            else:  # closed itself, so only what lies deeper can be held
+                os.close(fd)
     sys.path[:] = [_moved(path, held) for path in sys.path]
     for module in list(sys.modules.values()):
         paths = getattr(module, "__path__", None)

@@ -1,8 +1,8 @@
 """All colours of the screen, in one place.
 
-The hues of lines are those of Okabe and Ito ("Color Universal Design", 2008), brightened for dark backgrounds and
-darkened for light ones, so that they stay apart for people who do not see red or green. Colours are "#rrggbb" or, where
-the terminal has only sixteen, ANSI names. Nothing on the screen is told by colour alone.
+The hues of lines are those of Okabe and Ito ("Color Universal Design", 2008), brightened for dark backgrounds
+and darkened for light ones, so that they stay apart for people who do not see red or green. Colours are
+"#rrggbb" or, where the terminal has only sixteen, ANSI names. Nothing on the screen is told by colour alone.
 """
 
 from __future__ import annotations
@@ -58,10 +58,12 @@ class Palette:
 
 _DARK_BACKGROUND = "#121212"
 _DARK_LINES = (
-    "#56b4ff", "#ffb02e", "#22cf9a", "#ff8fc7", "#f5e662", "#ff7a45", "#a9a1ff", "#9adbe8", "#c9d48a", "#d8b48f",
+    "#56b4ff", "#ffb02e", "#22cf9a", "#ff8fc7", "#f5e662", "#ff7a45", "#a9a1ff", "#9adbe8", "#c9d48a",
+    "#d8b48f",
 )  # fmt: skip
 _DARK_BINARIES = (
-    "#7cb7e8", "#d9a35b", "#5cbf9b", "#d58ab0", "#cfc25f", "#d9835f", "#a49be0", "#7fc4cf", "#a8b56c", "#c79f7b",
+    "#7cb7e8", "#d9a35b", "#5cbf9b", "#d58ab0", "#cfc25f", "#d9835f", "#a49be0", "#7fc4cf", "#a8b56c",
+    "#c79f7b",
     "#8fa8c9", "#b98fc9",
 )  # fmt: skip
 
@@ -76,7 +78,7 @@ DARK = Palette(
     good="#22cf9a",
     limit="#c9737b",
     selection="#24405f",
-    cursor="#5a5a5a",
+    cursor="#4a505a",
     lines=_DARK_LINES,
     tint=0.16,
     heat=("#2f5d7c", "#3f8fb5", "#58c0c0", "#d6c84e", "#ff9a3c"),
@@ -88,7 +90,8 @@ DARK = Palette(
 
 _LIGHT_BACKGROUND = "#f6f6f6"
 _LIGHT_LINES = (
-    "#0067b3", "#b36b00", "#00795a", "#b03a7c", "#7d7300", "#c04400", "#5b4fc4", "#1f7d8c", "#66741b", "#85562a",
+    "#0067b3", "#b36b00", "#00795a", "#b03a7c", "#7d7300", "#c04400", "#5b4fc4", "#1f7d8c", "#66741b",
+    "#85562a",
 )  # fmt: skip
 
 LIGHT = Palette(
@@ -154,7 +157,7 @@ ANSI16 = Palette(
 
 
 def choose(*, dark: bool = True, color_system: str | None = "truecolor") -> Palette:
-    """The palette for a theme and Rich's name of the terminal's colour system ("standard", "256", "truecolor")."""
+    """The palette for a theme and Rich's name of the colour system ("standard", "256", "truecolor")."""
     if color_system in ("standard", "windows"):
         return ANSI16
     return DARK if dark else LIGHT
@@ -165,7 +168,7 @@ def metric_color(index: int, palette: Palette = DARK) -> str:
     return palette.lines[index % len(palette.lines)]
 
 
-# Binaries that are in nearly every tree keep one colour, so that an eye learns them; the others are spread by hash.
+# Binaries that are in nearly every tree keep one colour, so that an eye learns them; others are spread by hash.
 _KNOWN_BINARIES = (
     ("libcuda.so", 2),
     ("libcudart", 2),
@@ -199,7 +202,7 @@ def binary_color(name: str, palette: Palette = DARK) -> str:
 
 
 def frame_color(kind: FrameKind, binary: str, palette: Palette = DARK) -> str:
-    """Colour of a row of a tree: Python code and the kernel have their own, everything else is coloured by binary."""
+    """Colour of a row of a tree: Python code and the kernel have their own, others that of their binary."""
     if kind is FrameKind.PYTHON:
         return palette.python
     if kind is FrameKind.KERNEL_SPACE:

@@ -1,4 +1,7 @@
-"""The client's copy of the readings: one bounded, growing array per series, filled in bulk from Readings frames."""
+"""The client's copy of the readings.
+
+One bounded, growing array per series, filled in bulk from Readings frames.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +35,8 @@ _EMPTY_F64: F64Array = np.empty(0, np.float64)
 class SeriesView:
     """Readings of one series in time order, without copying: value[i] held over [start_ns[i], end_ns[i]).
 
-    `appended` is how many readings the series has ever got, and `epoch` changes when older ones were rewritten, so that
-    whoever derived something from an earlier view knows what is new.
+    `appended` is how many readings the series has ever got, and `epoch` changes when older ones were
+    rewritten, so that whoever derived something from an earlier view knows what is new.
     """
 
     start_ns: U64Array
@@ -65,7 +68,10 @@ EMPTY_VIEW = SeriesView(_EMPTY_U64, _EMPTY_U64, _EMPTY_F64)
 
 
 def rate(view: SeriesView) -> SeriesView:
-    """Growth per second of a counter between neighbouring readings; where it went backwards there is nothing."""
+    """Growth per second of a counter between neighbouring readings.
+
+    Where it went backwards there is nothing.
+    """
     if len(view) < 2:
         return SeriesView(_EMPTY_U64, _EMPTY_U64, _EMPTY_F64, view.appended, view.epoch)
     times = view.end_ns
@@ -161,6 +167,7 @@ class SeriesStore:
         max_age_ns: int | None = MAX_AGE_NS,
     ) -> None:
         self.revision = 0  # grows when a series gets its first reading: time to lay out the charts again
+        self.changes = 0  # grows with every frame of readings
         self._max_points_per_series = max_points_per_series
         self._max_points = max_points
         self._max_age_ns = max_age_ns
@@ -196,7 +203,10 @@ class SeriesStore:
                 self._keys[item.id] = (item.metric, item.gpu, item.pid, item.core)
 
     def add(self, readings: Readings) -> None:
-        """Append the rows of a frame. Rows of undefined series and values that are not finite are passed over."""
+        """Append the rows of a frame.
+
+        Rows of undefined series and values that are not finite are passed over.
+        """
         value = readings.value
         ids, start_ns, end_ns = readings.series, readings.start_ns, readings.end_ns
         valid = np.isfinite(value) & (end_ns >= start_ns) & (end_ns < _END_OF_TIME_NS)
@@ -204,6 +214,7 @@ class SeriesStore:
             ids, start_ns, end_ns, value = ids[valid], start_ns[valid], end_ns[valid], value[valid]
         if not len(value):
             return
+        self.changes += 1
         # Sorted by series, then by time: each series is then one slice of the frame.
         order = np.lexsort((end_ns, ids))
         ids, start_ns, end_ns, value = ids[order], start_ns[order], end_ns[order], value[order]
@@ -229,7 +240,7 @@ class SeriesStore:
         return EMPTY_VIEW if buffer is None else buffer.view()
 
     def subjects(self, metric: str) -> list[Key]:
-        """Keys (metric, gpu, pid, core) of the series of a metric that have readings, in order of first appearance."""
+        """Keys (metric, gpu, pid, core) of the series of a metric that have readings, by first appearance."""
         return [key for key in self._subjects.get(metric, ()) if len(self._buffers[key])]
 
     def has(self, metric: str, gpu: str | None = None) -> bool:
@@ -243,8 +254,9 @@ class SeriesStore:
         self._keys.clear()
         self._buffers.clear()
         self._subjects.clear()
-        self._points = self._newest_ns = 0
+        self._points = self._newest_ns = self._oldest_ns = 0
         self.revision += 1
+        self.changes += 1
 
     def _extend(self, key: Key, start_ns: U64Array, end_ns: U64Array, value: F64Array) -> None:
         buffer = self._buffers.get(key)

@@ -1,7 +1,7 @@
 """The shared time axis: which column of the screen shows which instant, and how times are written.
 
-Columns lie on a grid of absolute time (column n of the grid covers [n * cell_ns, (n + 1) * cell_ns)), so that what was
-drawn for a column stays right while the axis scrolls.
+Columns lie on a grid of absolute time (column n of the grid covers [n * cell_ns, (n + 1) * cell_ns)), so that
+what was drawn for a column stays right while the axis scrolls.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ WINDOWS_NS = tuple(
 _TICKS_NS = tuple(
     int(seconds * SECOND)
     for seconds in (
-        0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600,
-        7200, 10800, 21600, 43200, 86400,
+        0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900,
+        1800, 3600, 7200, 10800, 21600, 43200, 86400,
     )
 )  # fmt: skip
 
@@ -85,7 +85,7 @@ class TimeScale:
         # Ticks are round in local time: past a minute that differs from round in UTC by the zone's offset.
         zone = utc_offset_ns(wall) if step >= 60 * SECOND else 0
         tick = -(-(wall + zone) // step) * step - zone
-        result = []
+        result: list[tuple[int, str]] = []
         while (column := self.column(tick - wall_offset_ns)) < self.columns and len(result) <= self.columns:
             result.append((column, wall_text(tick, step)))
             tick += step
@@ -101,7 +101,7 @@ def utc_offset_ns(wall_ns: int) -> int:
 
 
 def wall_text(wall_ns: int, resolution_ns: int = SECOND) -> str:
-    """A wall-clock time in the local zone, with as many decimals as `resolution_ns` asks for: "14:02:11.2"."""
+    """A wall-clock time in the local zone, as precise as `resolution_ns` asks for: "14:02:11.2"."""
     seconds, rest = divmod(wall_ns, SECOND)
     try:
         text = time.strftime("%H:%M:%S", time.localtime(seconds))
@@ -123,7 +123,7 @@ def duration_text(length_ns: int) -> str:
     if seconds < 1:
         return f"{length_ns / 1e6:.0f} ms" if length_ns >= 10_000_000 else f"{length_ns / 1e6:.2g} ms"
     if seconds < 10:
-        return f"{seconds:.2f} s".replace(".00 s", " s")
+        return f"{seconds:.2f}".rstrip("0").rstrip(".") + " s"
     if seconds < 60:
         return f"{seconds:.1f} s".replace(".0 s", " s")
     minutes, left = divmod(round(seconds), 60)

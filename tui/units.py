@@ -55,7 +55,10 @@ def tick(value: float, unit: str) -> str:
 
 
 def nice_ceiling(value: float) -> float:
-    """The next round number that is not below `value` (> 0): 1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6 or 8 times a power of ten."""
+    """The next round number that is not below `value` (> 0).
+
+    1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6 or 8 times a power of ten.
+    """
     if not math.isfinite(value) or value <= 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(value))

@@ -1,9 +1,9 @@
 """What the charts cost: python tests/bench/tui_bench.py [--seconds 10] [--rounds 2].
 
-Both programs run in a real pty of 200 by 60 cells whose output is read as it comes: eight charts with 600 readings per line
-at 4 drawings a second, and a bare line widget that redraws as many lines, each one segment, as often. Printed are the share
-of one core that each takes, their ratio, and the time from the bytes of a mouse movement to the end of the output that it
-causes while a range is dragged.
+Both programs run in a real pty of 200 by 60 cells whose output is read as it comes: eight charts with 600
+readings per line at 4 drawings a second, and a bare line widget that redraws as many lines, each one segment,
+as often. Printed are the share of one core that each takes, their ratio, and the time from the bytes of a
+mouse movement to the end of the output that it causes while a range is dragged.
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ def measure_latency(moves: int) -> list[float]:
 def _demo() -> ModuleType:
     path = Path(__file__).resolve().parent.parent / "tui" / "chart_demo.py"
     spec = importlib.util.spec_from_file_location("chart_demo", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -188,8 +189,9 @@ def main() -> None:
     if times:
         p95 = times[min(int(len(times) * 0.95), len(times) - 1)]
         print(
-            f"mouse to screen: median {statistics.median(times):.1f} ms, p95 {p95:.1f} ms, worst {times[-1]:.1f} ms,"
-            f" {len(times)} of {arguments.moves} movements (target: p95 50 ms: {'met' if p95 <= 50 else 'missed'})"
+            f"mouse to screen: median {statistics.median(times):.1f} ms, p95 {p95:.1f} ms, "
+            f"worst {times[-1]:.1f} ms, {len(times)} of {arguments.moves} movements "
+            f"(target: p95 50 ms: {'met' if p95 <= 50 else 'missed'})"
         )
 
 

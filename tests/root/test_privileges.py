@@ -23,6 +23,7 @@ def in_child(work: Callable[[], Any]) -> Any:
     read_fd, write_fd = os.pipe()
     pid = os.fork()
     if pid == 0:
+        os.environ["OPENBLAS_NUM_THREADS"] = "1"  # as the supervisor sets it: no thread may run when it is dropped
         try:
             os.write(write_fd, json.dumps(work()).encode())
         except BaseException as error:  # noqa: BLE001
@@ -106,7 +107,7 @@ def test_without_the_capability_to_keep_the_reason_is_said(closed_folder: Path) 
 def test_what_is_imported_later_is_still_found(closed_folder: Path) -> None:
     code = f"""
 import os, sys
-sys.path.append({str(closed_folder / "site")!r})
+sys.path[:0] = [{str(closed_folder)!r}, {str(closed_folder / "site")!r}]
 import late
 from gpuprof.tui import privileges
 privileges.become(privileges.nobody(), [{str(closed_folder)!r}])
@@ -120,7 +121,7 @@ import colorsys, html, json.tool, encodings.punycode
     environ = {
         **os.environ,
         "OPENBLAS_NUM_THREADS": "1",
-    }  # as the supervisor sets it: no threads may run by then
+    }
     done = subprocess.run(
         [sys.executable, "-I", "-c", code], env=environ, capture_output=True, text=True, check=False
     )

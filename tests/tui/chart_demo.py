@@ -1,4 +1,7 @@
-"""Look at the charts with made-up readings: python tests/tui/chart_demo.py [--gpus N] [--cores N] [--still] [--light]."""
+"""Look at the charts with made-up readings.
+
+Python tests/tui/chart_demo.py [--gpus N] [--cores N] [--still] [--light].
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ START_NS = 5_000 * SECOND
 
 
 class Synthetic:
-    """A node with `gpus` devices and `cores` cores that trains something with a slow loader, as readings at 10 Hz."""
+    """A node that trains something with a slow loader, as readings at 10 Hz."""
 
     def __init__(self, gpus: int, cores: int, *, seed: int = 1, dense: bool = False) -> None:
         self.dense = dense  # slow readings at 10 Hz too

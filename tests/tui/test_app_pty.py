@@ -244,8 +244,10 @@ def test_a_file_that_is_none_says_so(pty_screen: ModuleType, tmp_path: Path) -> 
         assert screen.wait_exit() == 0
 
 
-def test_save_and_open_again(node_socket: tuple[Any, str], pty_screen: ModuleType, tmp_path: Path) -> None:
-    os.chdir(tmp_path)
+def test_save_and_open_again(
+    node_socket: tuple[Any, str], pty_screen: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     with pty_screen.screen_of("--socket", node_socket[1], columns=160, rows=44) as screen:
         screen.wait_for("samples")
         screen.send("w")

@@ -52,16 +52,19 @@ def selection_row(
     wall_offset_ns: int,
     hint: str,
 ) -> Segments:
-    """The selected range as a bracket under its columns, with its times; else the cursor's time; else a hint."""
+    """The selected range as a bracket under its columns, with its times.
+
+    Else the cursor's time; else a hint.
+    """
     palette, ground, scale = surface.palette, surface.ground, surface.scale
     ascii_only = surface.glyphs.name == "ascii"
     cells: list[str] = [" "] * scale.columns
     text, place, color = hint, 1, palette.dim
     if selected is not None:
-        text = ("selected " if pinned else "selecting ") + range_text(
-            *selected, wall_offset_ns, scale.cell_ns
-        )
-        place = _bracket(cells, scale, selected, len(text), ascii_only)
+        times = range_text(*selected, wall_offset_ns, scale.cell_ns)
+        texts = (f"{'selected' if pinned else 'selecting'} {times}", times)
+        _bracket(cells, scale, selected, ascii_only=ascii_only)
+        text, place = _beside(scale, selected, texts, scale.columns + surface.legend)
         color = palette.accent
     elif cursor_ns is not None:
         column = scale.column(cursor_ns)
@@ -87,31 +90,39 @@ def selection_row(
     ]
 
 
-def _bracket(
-    cells: list[str], scale: TimeScale, selected: tuple[int, int], length: int, ascii_only: bool
-) -> int:
-    """Draw the bracket and return where the text beside it begins; out of sight it is an arrow."""
+def _bracket(cells: list[str], scale: TimeScale, selected: tuple[int, int], *, ascii_only: bool) -> None:
+    """Draw the bracket of a range, or an arrow towards it when it is out of sight."""
     left, right = scale.columns_of(*selected)
     if left == right:
         early = selected[1] <= scale.start_ns
         cells[0 if early else -1] = _arrow(early, ascii_only)
-        return 2 if early else scale.columns - length - 2
-    middle = "-" if ascii_only else "─"
-    for column in range(left, right):
-        cells[column] = middle
+        return
+    cells[left:right] = ("-" if ascii_only else "─") * (right - left)
     starts_here, ends_here = selected[0] >= scale.start_ns, selected[1] <= scale.end_ns
-    if right - left > 1 or not starts_here:
-        cells[left] = ("|" if ascii_only else "├") if starts_here else _arrow(True, ascii_only)
-    if right - left > 1 or not ends_here:
-        cells[right - 1] = ("|" if ascii_only else "┤") if ends_here else _arrow(False, ascii_only)
     if right - left == 1 and starts_here and ends_here:
         cells[left] = "|" if ascii_only else "│"
-    if right + 1 + length <= scale.columns:
-        return right + 1
-    if left - 1 - length >= 0:
-        return left - 1 - length
-    # No room beside it: in its middle.
-    return max((left + right - length) // 2, 0)
+        return
+    if right - left > 1 or not starts_here:
+        cells[left] = ("|" if ascii_only else "├") if starts_here else _arrow(True, ascii_only)
+    if right - left > 1 or starts_here:
+        cells[right - 1] = ("|" if ascii_only else "┤") if ends_here else _arrow(False, ascii_only)
+
+
+def _beside(
+    scale: TimeScale, selected: tuple[int, int], texts: tuple[str, ...], width: int
+) -> tuple[str, int]:
+    """The longest text that has room beside the bracket or within it, and its place; else the shortest."""
+    left, right = scale.columns_of(*selected)
+    if left == right:
+        return texts[0], 2 if selected[1] <= scale.start_ns else scale.columns - len(texts[0]) - 2
+    for text in texts:
+        if right + 1 + len(text) <= width:
+            return text, right + 1
+        if left - 1 - len(text) >= 0:
+            return text, left - 1 - len(text)
+        if right - left >= len(text) + 6:
+            return text, (left + right - len(text)) // 2
+    return texts[-1], max((left + right - len(texts[-1])) // 2, 0)
 
 
 def _arrow(left: bool, ascii_only: bool) -> str:

@@ -1,8 +1,9 @@
 """The pure renderer: extents of lines, in dots, become characters and colours.
 
-A cell of the terminal holds `dots_x` by `dots_y` dots. With braille that is 2 by 4 (U+2800 plus one bit per dot, as the
-Unicode block "Braille Patterns" has them). Where braille cannot be shown a cell is 1 by 2, drawn with half blocks or with
-ASCII. Here the bits of a cell are counted down the left column of dots, then down the right one.
+A cell of the terminal holds `dots_x` by `dots_y` dots. With braille that is 2 by 4 (U+2800 plus one bit per
+dot, as the Unicode block "Braille Patterns" has them). Where braille cannot be shown a cell is 1 by 2, drawn
+with half blocks or with ASCII. Here the bits of a cell are counted down the left column of dots, then down
+the right one.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ def _code_points(characters: Sequence[str]) -> NDArray[np.uint32]:
 
 
 def _braille(bits: int) -> str:
-    # Unicode numbers the dots 1, 2, 3, 7 down the left side and 4, 5, 6, 8 down the right; dot n is bit n - 1.
+    # Unicode numbers the dots 1, 2, 3, 7 down the left side and 4, 5, 6, 8 down the right; dot n is bit n -
+    # 1.
     order = (0, 1, 2, 6, 3, 4, 5, 7)
     return chr(0x2800 + sum(1 << order[bit] for bit in range(8) if bits >> bit & 1)) if bits else " "
 
@@ -57,7 +59,7 @@ ALL_GLYPHS = {glyphs.name: glyphs for glyphs in (BRAILLE, BLOCKS, ASCII)}
 
 
 def default_glyphs(environ: Mapping[str, str], encoding: str) -> Glyphs:
-    """What a terminal can show: ASCII without UTF-8, blocks on the Linux console (its font has no braille), else braille.
+    """What a terminal can show: braille, but blocks on the Linux console, and ASCII without UTF-8.
 
     GPUPROF_GLYPHS=braille, blocks or ascii decides it by hand.
     """
@@ -69,15 +71,15 @@ def default_glyphs(environ: Mapping[str, str], encoding: str) -> Glyphs:
     return BLOCKS if environ.get("TERM") == "linux" else BRAILLE
 
 
-# ---------------------------------------------------------------------------------------------------- values to dots
+# --------------------------------------------------------------------------------------------- values to dots
 
 
 def to_dot_rows(
     low: F64Array, high: F64Array, bottom: float, top: float, dot_rows: int
 ) -> tuple[I16Array, I16Array]:
-    """Dot rows (upper, lower) of values, `top` at row 0 and `bottom` at the last; what lies outside is drawn at the edge.
+    """Dot rows (upper, lower) of values, `top` at row 0 and `bottom` at the last.
 
-    NaN gives an empty extent (upper > lower).
+    What lies outside is drawn at the edge. NaN gives an empty extent (upper > lower).
     """
     last = dot_rows - 1
     scale = last / (top - bottom) if top > bottom else 0.0
@@ -99,11 +101,11 @@ def to_dot_row(value: float, bottom: float, top: float, dot_rows: int) -> int:
     return round(min(max(share, 0.0), 1.0) * (dot_rows - 1))
 
 
-# ---------------------------------------------------------------------------------------------------- dots to cells
+# ---------------------------------------------------------------------------------------------- dots to cells
 
 
 def to_bits(upper: I16Array, lower: I16Array, rows: int, glyphs: Glyphs) -> U8Array:
-    """Bits of the cells [..., rows, columns] in which dot rows upper..lower of each dot column [..., dot columns] are set."""
+    """Bits of the cells [..., rows, columns]: dot rows upper..lower of each dot column [..., dot columns]."""
     height, width = glyphs.dots_y, glyphs.dots_x
     *lines, dots = upper.shape
     row = np.arange(rows * height, dtype=np.int16)[:, None]
@@ -122,7 +124,7 @@ def covered(upper: I16Array, lower: I16Array, rows: int, glyphs: Glyphs) -> NDAr
     first = upper.reshape(-1, width).max(axis=1)
     last = lower.reshape(-1, width).min(axis=1)
     cell_top = np.arange(0, rows * height, height, dtype=np.int16)[:, None]
-    inside = cell_top >= first
+    inside: NDArray[np.bool_] = cell_top >= first
     inside &= cell_top + (height - 1) <= last
     return inside
 
@@ -148,19 +150,17 @@ class Raster:
     def dot_columns(self) -> int:
         return self.columns * self.glyphs.dots_x
 
-    def horizontal(self, dot_row: int, color: int, *, first: int = 0, dashed: bool = False) -> None:
-        """A line across. Dashes lie on the grid of absolute cells (`first` is the leftmost), so that they scroll along."""
+    def horizontal(self, dot_row: int, color: int) -> None:
+        """A line across the chart."""
         row, dot = divmod(dot_row, self.glyphs.dots_y)
-        bits = sum(1 << (side * self.glyphs.dots_y + dot) for side in range(self.glyphs.dots_x))
-        cells = slice(first % 2, None, 2) if dashed else slice(None)
-        self.bits[row, cells] = bits
-        self.color[row, cells] = color
+        self.bits[row] = sum(1 << (side * self.glyphs.dots_y + dot) for side in range(self.glyphs.dots_x))
+        self.color[row] = color
 
     def lines(self, bits: U8Array, colors: Sequence[int], *, replace: bool = True) -> None:
         """Lay lines [line, rows, columns] over each other and then over what is there.
 
-        A cell takes the colour of the last line in it. With `replace` it holds the dots of lines alone, so that a line stays
-        thin where it crosses something else.
+        A cell takes the colour of the last line in it. With `replace` it holds the dots of lines alone, so
+        that a line stays thin where it crosses something else.
         """
         if not len(bits):
             return
@@ -173,7 +173,7 @@ class Raster:
             self.color[line != 0] = color
 
 
-# ---------------------------------------------------------------------------------------------------- cells to runs
+# ---------------------------------------------------------------------------------------------- cells to runs
 
 
 def spread_color(color: U8Array, inked: NDArray[np.bool_]) -> U8Array:

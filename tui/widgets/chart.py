@@ -1,7 +1,7 @@
 """One chart as rows of segments: gutter with title and axis, plot, legend with values.
 
-A ChartPainter keeps what was computed for columns that are still in sight. It is no widget: the stack of all charts is one
-(chart_stack.py), since drawing one large widget costs less than drawing many.
+A ChartPainter keeps what was computed for columns that are still in sight. It is no widget: the stack of all
+charts is one (chart_stack.py), since drawing one large widget costs less than drawing many.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuprof.tui.charts_layout import Chart, Style
+from gpuprof.tui.charts_layout import Chart, Limit, Style
 from gpuprof.tui.series import F64Array, Key, SeriesStore, SeriesView, rate
 from gpuprof.tui.units import nice_ceiling, with_unit
 from gpuprof.tui.widgets import lanes
 from gpuprof.tui.widgets.braille import (
+    I16Array,
     Raster,
     U8Array,
     covered,
@@ -47,7 +48,7 @@ class ChartPainter:
     def update(self, chart: Chart) -> None:
         """Take a newer plan: lines that are gone are forgotten."""
         if chart.lines != self.chart.lines:
-            kept = {line.key for line in chart.lines}
+            kept = {line.key for line in chart.lines} | {limit.key for limit in chart.limits}
             self._columns = {key: cache for key, cache in self._columns.items() if key in kept}
         self.chart = chart
 
@@ -65,17 +66,21 @@ class ChartPainter:
         views = [store.view(line.key) for line in chart.lines]
         extents = []
         for line, view in zip(chart.lines, views, strict=True):
-            cache = self._columns.get(line.key)
-            if cache is None:
-                cache = self._columns[line.key] = ColumnCache(counter=line.counter)
-            low, high = cache.update(view, scale.first * glyphs.dots_x, dots, dot_ns)
+            low, high = self._cache(line.key, line.counter).update(
+                view, scale.first * glyphs.dots_x, dots, dot_ns
+            )
             factor = line.scale * line.plot_scale * line.sign
             extents.append((low * factor, high * factor) if factor >= 0 else (high * factor, low * factor))
-        limits = [
-            (limit, _latest(store.view(limit.key)) if limit.key else limit.value) for limit in chart.limits
-        ]
+        limits: list[tuple[Limit, float, Extent]] = []
+        for limit in chart.limits:
+            if limit.key is None and limit.value is not None:
+                level = np.full(dots, limit.value)
+                limits.append((limit, limit.value, (level, level)))
+            elif limit.key is not None and len(view := store.view(limit.key)):
+                extent = self._cache(limit.key, False).update(view, first, dots, dot_ns)
+                limits.append((limit, float(view.value[-1]), extent))
         bottom, top = self._range(extents)
-        raster = self._draw(extents, [value for _, value in limits], (bottom, top), surface, rows)
+        raster = self._draw(extents, [extent for _, _, extent in limits], (bottom, top), surface, rows)
 
         entries = []
         for line, view in zip(chart.lines, views, strict=True):
@@ -86,14 +91,11 @@ class ChartPainter:
             entries.append(Entry(glyphs.line, color, label, with_unit(_scaled(value, line.scale), line.unit)))
         marks = [
             Entry(glyphs.dash, surface.palette.limit, limit.label, with_unit(value, limit.unit))
-            for limit, value in limits
-            if value is not None
+            for limit, value, _ in limits
         ]
         labels = axis_labels(bottom, top, rows, chart.unit, signed=chart.style is Style.SIGNED)
         return self._panel(
-            glyphs.table[raster.bits],
-            spread_color(raster.color, raster.bits != 0),
-            raster.area,
+            (glyphs.table[raster.bits], spread_color(raster.color, raster.bits != 0), raster.area),
             labels,
             self._legend(entries, marks, rows),
             surface,
@@ -101,14 +103,13 @@ class ChartPainter:
 
     def _panel(
         self,
-        codes: NDArray[np.uint32],
-        color: U8Array,
-        area: U8Array,
+        cells: tuple[NDArray[np.uint32], U8Array, U8Array],
         labels: dict[int, str],
         entries: list[Entry],
         surface: Surface,
     ) -> Panel:
         """The panel; gutter and legend are made anew only when they say something else."""
+        codes, color, area = cells
         rows = len(codes)
         inks = surface.inks
         gutter_key = (self.chart.title, self.chart.unit, labels, surface.gutter, rows, inks)
@@ -118,6 +119,12 @@ class ChartPainter:
         if legend_key != self._legends[0]:
             self._legends = (legend_key, legend_rows(entries, surface, rows))
         return Panel(codes, color, area, self._gutter[1], self._legends[1])
+
+    def _cache(self, key: Key, counter: bool) -> ColumnCache:
+        cache = self._columns.get(key)
+        if cache is None:
+            cache = self._columns[key] = ColumnCache(counter=counter)
+        return cache
 
     def _shown(self, rows: int) -> int:
         """How many lines are drawn: in a single row they would hide each other, so there it is the first."""
@@ -154,7 +161,7 @@ class ChartPainter:
     def _draw(
         self,
         extents: list[Extent],
-        limits: list[float | None],
+        limits: list[Extent],
         axis: tuple[float, float],
         surface: Surface,
         rows: int,
@@ -166,27 +173,28 @@ class ChartPainter:
         shown = self.chart.lines[: self._shown(rows)]
         if not shown:
             return raster
-        low, high = (np.stack([extent[side] for extent in extents[: len(shown)]]) for side in (0, 1))
-        upper, lower = to_dot_rows(low, high, bottom, top, raster.dot_rows)
+        upper, lower = _dot_rows(extents[: len(shown)], axis, raster)
         base_row = to_dot_row(min(max(0.0, bottom), top), bottom, top, raster.dot_rows)
-        # An area is a tint of the background. In one or two rows cells are too coarse for that: there it is made of dots,
-        # together with its line.
-        solid = rows == 1 or (rows == 2 and len(self.chart.lines) == 1)
+        # An area is a tint of the background; in a single row cells are too coarse for that: there it is of dots.
+        solid = rows == 1
         for number, line in enumerate(shown):
             there = upper[number] <= lower[number]
             if solid:
                 np.minimum(upper[number], base_row, out=upper[number], where=there)
                 np.maximum(lower[number], base_row, out=lower[number], where=there)
-            elif line.fill and rows > 2 and surface.palette.tint:
+            elif line.fill and surface.palette.tint:
                 start = np.where(there, np.minimum(upper[number], base_row), 1).astype(np.int16)
                 end = np.where(there, np.maximum(lower[number], base_row), 0).astype(np.int16)
                 raster.area[covered(start, end, rows, glyphs)] = 1 + inks.line(line.color)
         if self.chart.style is Style.SIGNED and rows > 1:
             raster.horizontal(base_row, inks.rule)
-        for value in limits:
-            if value is not None and bottom <= value <= top and rows > 1:
-                row = to_dot_row(value, bottom, top, raster.dot_rows)
-                raster.horizontal(row, inks.limit, first=surface.scale.first, dashed=True)
+        if limits and rows > 1:
+            upper_limits, lower_limits = _dot_rows(limits, axis, raster)
+            # Dashes lie on the grid of absolute cells, so that they scroll along.
+            off = (np.arange(raster.dot_columns) // glyphs.dots_x + surface.scale.first) % 2 == 1
+            upper_limits[:, off], lower_limits[:, off] = 1, 0
+            dashes = to_bits(upper_limits, lower_limits, rows, glyphs)
+            raster.lines(dashes, [inks.limit] * len(limits))
         bits = to_bits(upper, lower, rows, glyphs)
         raster.lines(bits, [inks.line(line.color) for line in shown])
         return raster
@@ -209,18 +217,16 @@ class ChartPainter:
             if rows > 1
         }
         return self._panel(
-            codes,
-            spread_color(color, codes != ord(" ")),
-            np.zeros(codes.shape, np.uint8),
+            (codes, spread_color(color, codes != ord(" ")), np.zeros(codes.shape, np.uint8)),
             labels,
             self._strip_entries(shares, surface),
             surface,
         )
 
     def _strip_entries(self, shares: F64Array, surface: Surface) -> list[Entry]:
-        """The mean of all, and the busiest, in the column of the cursor or else the newest that was observed."""
+        """The mean of all, and the busiest, in the cursor's column or else the newest that was observed."""
         column = surface.scale.clamp(surface.scale.column(surface.now_ns))
-        observed = np.flatnonzero(~np.isnan(shares[:, : column + 1]).all(axis=0)) if len(shares) else []
+        observed = np.flatnonzero((~np.isnan(shares[:, : column + 1])).any(axis=0))
         if not len(observed) or (surface.at_cursor and observed[-1] != column):
             return []
         now = shares[:, observed[-1]]
@@ -242,7 +248,10 @@ def _heat_entry(surface: Surface, label: str, share: float) -> Entry:
 
 
 def value_at(view: SeriesView, time_ns: int, gap_ns: int, *, counter: bool = False) -> float | None:
-    """The reading that held at an instant, or the last one before it, at most `gap_ns` ago; None: there was none."""
+    """The reading that held at an instant, or the last one before it, at most `gap_ns` ago.
+
+    None: there was none.
+    """
     last = int(np.searchsorted(view.start_ns, np.uint64(max(time_ns, 0)), "right"))
     if last < (2 if counter else 1) or time_ns - int(view.end_ns[last - 1]) > gap_ns:
         return None
@@ -253,8 +262,10 @@ def value_at(view: SeriesView, time_ns: int, gap_ns: int, *, counter: bool = Fal
     return float(growth[0]) if len(growth) else None
 
 
-def _latest(view: SeriesView) -> float | None:
-    return float(view.value[-1]) if len(view) else None
+def _dot_rows(extents: list[Extent], axis: tuple[float, float], raster: Raster) -> tuple[I16Array, I16Array]:
+    """Dot rows (upper, lower), both [line, dot column]."""
+    low, high = (np.stack([extent[side] for extent in extents]) for side in (0, 1))
+    return to_dot_rows(low, high, axis[0], axis[1], raster.dot_rows)
 
 
 def _scaled(value: float | None, scale: float) -> float | None:

@@ -1,4 +1,7 @@
-"""All charts above one time axis, in one widget: layout, selection of a range by mouse and keys, and what is repainted."""
+"""All charts above one time axis, in one widget.
+
+Layout, selection of a range by mouse and keys, and what is repainted.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,10 @@ from gpuprof.tui.widgets.viewport import Viewport
 
 
 class ChartStack(Widget, can_focus=True):
-    """The charts of one node. The app hands it the store, devices and names, and calls `refresh_data` on new readings."""
+    """The charts of one node.
+
+    The app hands it the store, devices and names, and calls `refresh_data` on new readings.
+    """
 
     ALLOW_SELECT = False  # Textual's text selection would take the drag
     DEFAULT_CSS = "ChartStack { height: 1fr; min-height: 3; }"
@@ -106,7 +112,7 @@ class ChartStack(Widget, can_focus=True):
         self._drag_from: int | None = None
         self._dragged = False
 
-    # ------------------------------------------------------------------------------------------------ for the app
+    # -------------------------------------------------------------------------------------------- for the app
 
     def set_store(self, store: SeriesStore) -> None:
         """Draw the series of `store` from now on."""
@@ -114,7 +120,10 @@ class ChartStack(Widget, can_focus=True):
         self._redraw()
 
     def set_gpus(self, gpus: Sequence[GpuFacts]) -> None:
-        """The devices of the node; with one it is shown with its processes, with several all are, until one is chosen."""
+        """The devices of the node.
+
+        With one it is shown with its processes, with several all are, until one is chosen.
+        """
         self._painter.gpus = list(gpus)
         if self._painter.gpu not in [gpu.uuid for gpu in gpus]:
             self._painter.gpu = None
@@ -186,7 +195,10 @@ class ChartStack(Widget, can_focus=True):
         return self.view.pinned
 
     def select_range(self, start_ns: int, end_ns: int, *, show: bool = False) -> None:
-        """Pin a range from the program (posts RangeSelected); `show`: move the window so that it is in sight."""
+        """Pin a range from the program (posts RangeSelected).
+
+        `show`: move the window so that it is in sight.
+        """
         if end_ns <= start_ns:
             return
         self.view.drop()
@@ -219,8 +231,9 @@ class ChartStack(Widget, can_focus=True):
         return self._strips[y] if y < len(self._strips) else Strip.blank(width, self.rich_style)
 
     def render_lines(self, crop: Region) -> list[Strip]:
-        # Strips are whole lines in their final colours, so Textual's cache of styled lines would only copy them. It is
-        # passed by unless the app's style sheet or a filter (such as NO_COLOR's) has something to add.
+        # Strips are whole lines in their final colours, so Textual's cache of styled lines would only copy
+        # them. It is passed by unless the app's style sheet or a filter (such as NO_COLOR's) has something to
+        # add.
         if self.gutter != (0, 0, 0, 0) or self.opacity != 1.0 or self.styles.tint.a or self._filtered():
             return super().render_lines(crop)
         strips = [self.render_line(y) for y in crop.line_range]
@@ -229,7 +242,7 @@ class ChartStack(Widget, can_focus=True):
         return strips
 
     def _filtered(self) -> bool:
-        """Whether lines are filtered by more than the translation of the sixteen ANSI colours, which are not used here."""
+        """Whether lines are filtered by more than the translation of ANSI colours, which do not occur."""
         return self._ansi or any(
             not isinstance(line_filter, ANSIToTruecolor) for line_filter in self.get_line_filters()
         )
@@ -357,7 +370,10 @@ class ChartStack(Widget, can_focus=True):
     # ------------------------------------------------------------------------------------------------ keys
 
     def action_select(self) -> None:
-        """Start a range at the cursor (in the middle, where there is none); when one is being made, pin it."""
+        """Start a range at the cursor (in the middle, where there is none).
+
+        When one is being made, pin it.
+        """
         if self.view.selecting:
             self.action_pin()
             return
@@ -377,7 +393,10 @@ class ChartStack(Widget, can_focus=True):
         self._redraw()
 
     def action_clear(self) -> None:
-        """Give up, one at a time: the range being made, the cursor, the pinned range; then go back to live."""
+        """Give up, one at a time.
+
+        The range being made, the cursor, the pinned range; then go back to live.
+        """
         if self.view.selecting:
             self.view.drop()
             self.view.cursor_ns = None

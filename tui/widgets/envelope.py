@@ -1,7 +1,8 @@
 """Readings to columns: the lowest and highest value that a line has within each column of dots.
 
-A reading holds over [start, end) and is drawn over it; neighbours that lie close enough are joined by a straight line;
-a longer pause is a gap. Every reading counts in its column, so that a spike is seen at any zoom.
+A reading holds over [start, end) and is drawn over it; neighbours that lie close enough are joined by a
+straight line; a longer pause is a gap. Every reading counts in its column, so that a spike is seen at any
+zoom.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from numpy.typing import NDArray
 
 from gpuprof.tui.series import F64Array, SeriesView, rate
 
-# Readings further apart than this many of their usual intervals are not joined: something was not read in between.
+# Readings further apart than this many of their usual intervals are not joined: something was not read in
+# between.
 GAP_INTERVALS = 3.5
 _MIN_GAP_NS = 200_000_000
 _INTERVAL_SAMPLE = 64
@@ -20,7 +22,7 @@ Extent = tuple[F64Array, F64Array]
 
 
 def usual_gap_ns(view: SeriesView) -> int:
-    """The longest pause between readings that is still no gap, from the median interval of the latest readings."""
+    """The longest pause between readings that is no gap yet, from the median interval of the latest ones."""
     ends = view.end_ns[-_INTERVAL_SAMPLE:]
     if len(ends) < 3:
         return 4_000_000_000
@@ -29,14 +31,17 @@ def usual_gap_ns(view: SeriesView) -> int:
 
 
 def envelope(view: SeriesView, first: int, count: int, column_ns: int, gap_ns: int) -> Extent:
-    """(lowest, highest) of `count` columns from number `first` of the grid of `column_ns`; NaN where there is nothing."""
+    """(lowest, highest) of `count` columns from number `first` of the grid of `column_ns`.
+
+    NaN where there is nothing.
+    """
     low = np.full(max(count, 0), np.nan)
     high = low.copy()
     view = view.since(first * column_ns - gap_ns).until((first + count) * column_ns + gap_ns)
     if not len(view) or count <= 0:
         return low, high
-    # The polyline: both ends of each reading. Where windows overlap the later one begins when the earlier has ended; the
-    # far end of a window still belongs to the column before it.
+    # The polyline: both ends of each reading. Where windows overlap the later one begins when the earlier has
+    # ended; the far end of a window still belongs to the column before it.
     start, end = view.start_ns.astype(np.int64), view.end_ns.astype(np.int64)
     np.maximum(start[1:], end[:-1], out=start[1:])
     times = np.empty(2 * len(view), np.int64)
@@ -82,7 +87,7 @@ def _values_at_edges(
 
 
 class ColumnCache:
-    """The envelope of one series for the columns in sight, of which only those with new readings are computed."""
+    """The envelope of one series for the columns in sight; only those with new readings are computed."""
 
     __slots__ = (
         "_column_ns",

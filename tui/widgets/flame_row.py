@@ -166,13 +166,19 @@ def details(rows: FlameRows, node: int, palette: Palette, width: int, max_lines:
     for word, style in words:
         rest = word
         while rest:
-            room = width - 1 - lines[-1].cells
-            if width > room + 2 and room < min(cell_len(rest), 24) and len(lines) < max_lines:
+            line = lines[-1]
+            room = width - 1 - line.cells
+            if len(lines) == max_lines:
+                line.add(rest, style, at_most=max(room, 0))
+                break
+            if room < min(cell_len(rest), 24):
                 lines.append(Line().add("   "))
                 continue
-            head = rest if len(lines) == max_lines else chop(rest, room)
-            lines[-1].add(head, style, at_most=max(room, 0)).add("  ")
+            head = chop(rest, room)
+            line.add(head, style)
             rest = rest[len(head) :]
+        if lines[-1].cells + 2 < width:
+            lines[-1].add("  ")
     return lines
 
 

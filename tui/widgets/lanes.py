@@ -16,9 +16,10 @@ IDLE_BELOW = 0.01
 
 
 def busy_shares(counter: SeriesView, first: int, count: int, cell_ns: int, gap_ns: int) -> F64Array:
-    """Share of each cell [n * cell_ns, (n + 1) * cell_ns) that a counter of busy ns grew by, 0..1; NaN: not observed.
+    """Share of each cell that a counter of busy ns grew by, 0..1; NaN: not observed.
 
-    The counter is read between its readings by straight lines, so that a cell's share is exact where readings meet its edges.
+    The counter is read between its readings by straight lines, so that a cell's share is exact where readings
+    meet its edges.
     """
     shares = np.full(count, np.nan)
     counter = counter.since(first * cell_ns, before=2).until((first + count) * cell_ns)
@@ -27,7 +28,8 @@ def busy_shares(counter: SeriesView, first: int, count: int, cell_ns: int, gap_n
     times = counter.end_ns.astype(np.int64)
     edges = np.arange(first, first + count + 1, dtype=np.int64) * cell_ns
     edges = np.clip(edges, times[0], times[-1])
-    # Relative to the first reading: float64 would round absolute times of weeks to fractions of a microsecond.
+    # Relative to the first reading: float64 would round absolute times of weeks to fractions of a
+    # microsecond.
     totals = np.interp(edges - times[0], times - times[0], counter.value)
     length = np.diff(edges)
     middle = np.searchsorted(times, edges[:-1] + length // 2, "right")
@@ -77,7 +79,10 @@ class ShareCache:
 
 
 def group(shares: F64Array, rows: int) -> tuple[F64Array, F64Array, list[tuple[int, int]]]:
-    """Subjects gathered into at most `rows` rows: (mean, highest, [(first, last subject)]); NaN where none was observed."""
+    """Subjects gathered into at most `rows` rows.
+
+    (mean, highest, [(first, last subject)]); NaN where none was observed.
+    """
     subjects, columns = shares.shape
     rows = min(rows, subjects)
     bounds = [subjects * row // rows for row in range(rows + 1)] if rows else [0]
@@ -95,9 +100,10 @@ def group(shares: F64Array, rows: int) -> tuple[F64Array, F64Array, list[tuple[i
 
 
 def heat(mean: F64Array, highest: F64Array, glyphs: Glyphs, heats: int) -> tuple[NDArray[np.uint32], U8Array]:
-    """Heat rows as (code points, level): the height of a block is the mean, its level 0..heats the highest of the group.
+    """Heat rows as (code points, level).
 
-    Level 0 is idle. A column that was not observed is blank.
+    The height of a block is the mean; its level is the highest of the group, 1..heats, or 0 when idle. What was
+    not observed is blank.
     """
     observed = ~np.isnan(mean)
     top = len(glyphs.shades) - 1

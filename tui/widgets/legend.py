@@ -64,7 +64,7 @@ def _nice_step(value: float) -> float:
 def gutter_rows(chart: Chart, labels: dict[int, str], surface: Surface, rows: int) -> list[Segments]:
     """Title in the first row, labels at the right, and the axis."""
     palette, ground = surface.palette, surface.ground
-    plain, ticked = surface.glyphs.axis
+    plain, ticked = surface.glyphs.axis[0], surface.glyphs.axis[1]
     width = surface.gutter - 1
     title = chart.title if width >= 13 else chart.short_title
     result = []
@@ -105,8 +105,8 @@ def legend_rows(entries: list[Entry], surface: Surface, rows: int) -> list[Segme
         value = entry.value
         room = width - 2 - cell_len(value) - 1 - len(more)
         if room < 4 or not entry.marker:  # narrow: the value alone
-            text = padded(fit(value or entry.label, width - 1), width - 1, right=True)
-            result.append([Segment(" " + text, ink(entry.color, ground))])
+            text = padded(fit(value or entry.label, width - 2), width - 2, right=True)
+            result.append([Segment(f" {text} ", ink(entry.color, ground))])
             continue
         name, _, pid = entry.label.partition("\0")
         marker = f"{entry.marker} " if entry.marker else ""

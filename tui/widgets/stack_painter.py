@@ -22,6 +22,7 @@ from gpuprof.tui.widgets.surface import (
     CURSOR,
     PLAIN,
     SELECTED,
+    Panel,
     Segments,
     Surface,
     attributes_of,
@@ -77,6 +78,7 @@ class StackPainter:
         self._painters: dict[str, ChartPainter] = {}
         self._planned: tuple[int, float] | None = None
         self._drawn: _Drawn | None = None
+        self._painted: tuple[object, list[Panel]] = (None, [])
         self._placement: tuple[list[Chart], int, int] | None = None
 
     def set_store(self, store: SeriesStore) -> None:
@@ -171,13 +173,28 @@ class StackPainter:
             columns[cursor] = CURSOR
         return columns
 
+    def _panels(self, surface: Surface) -> list[Panel]:
+        """The charts, painted anew unless nothing but backgrounds of columns changed since the last time."""
+        key = (
+            self.store.changes,
+            self._planned,
+            self._placement,
+            surface.scale,
+            (surface.gutter, surface.legend, surface.inks, surface.glyphs),
+            (surface.now_ns, surface.at_cursor),
+        )
+        if key != self._painted[0]:
+            with np.errstate(all="ignore"):  # readings may be anything that is finite
+                panels = [
+                    self._painters[placed.chart.id].paint(self.store, surface, placed.height)
+                    for placed in self.placed
+                ]
+            self._painted = (key, panels)
+        return self._painted[1]
+
     def _chart_lines(self, surface: Surface, columns: U8Array) -> list[Segments]:
         """All charts, row by row. Rows that are as they were are the very lists of the last drawing."""
-        with np.errstate(all="ignore"):  # readings may be anything that is finite
-            panels = [
-                self._painters[placed.chart.id].paint(self.store, surface, placed.height)
-                for placed in self.placed
-            ]
+        panels = self._panels(surface)
         if not panels:
             self._drawn = None
             return []
@@ -236,7 +253,7 @@ def margins(width: int) -> tuple[int, int]:
         return 16, 26
     if width >= 60:
         return 11, 20
-    return 7, 9 if width >= 30 else 0
+    return 7, 10 if width >= 30 else 0
 
 
 def changed_bands(old: Sequence[Segments], new: Sequence[Segments]) -> list[tuple[int, int]]:

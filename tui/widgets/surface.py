@@ -32,8 +32,9 @@ def ink(color: str, background: str, bold: bool = False) -> RichStyle:
 class Inks:
     """The colours of plots by number, and the styles of a cell's attributes.
 
-    Colours: the palette's lines from 0, then limit, rule, and the heat from low to high. Attributes of a cell: colour * 256
-    + area * 3 + column background, where area is 0 or 1 + the number of the line that the cell lies under.
+    Colours: the palette's lines from 0, then limit, rule, and the heat from low to high. Attributes of a
+    cell: colour * 256 + area * 3 + column background, where area is 0 or 1 + the number of the line that the
+    cell lies under.
     """
 
     def __init__(self, palette: Palette, ground: str) -> None:
@@ -100,7 +101,11 @@ class Panel:
 
 def attributes_of(color: U8Array, area: U8Array, columns: U8Array) -> NDArray[np.uint16]:
     """Attribute numbers [rows, columns] of cells; `columns[column]` is the background of a column."""
-    return color.astype(np.uint16) * 256 + area * np.uint16(_GROUNDS) + columns
+    attributes = color.astype(np.uint16)
+    attributes <<= 8
+    attributes += area * np.uint16(_GROUNDS)
+    attributes += columns
+    return attributes
 
 
 def to_segments(runs: Sequence[tuple[str, int]], inks: Inks) -> Segments:

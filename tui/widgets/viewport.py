@@ -1,4 +1,7 @@
-"""What the charts look at: the window of time in sight, the cursor, and the selected range. No drawing, no events."""
+"""What the charts look at.
+
+The window of time in sight, the cursor, and the selected range. No drawing, no events.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,9 @@ MIN_WINDOW_NS = 10**9
 class Viewport:
     """State of the time axis of a screen `columns` cells wide.
 
-    Live, its right edge follows `newest_ns`; otherwise it stands. While a range is being selected it stands too, so that
-    what is under the pointer stays there. Cursor and range are instants, so they move with the charts.
+    Live, its right edge follows `newest_ns`; otherwise it stands. While a range is being selected it stands
+    too, so that what is under the pointer stays there. Cursor and range are instants, so they move with the
+    charts.
     """
 
     def __init__(self) -> None:
@@ -71,7 +75,7 @@ class Viewport:
             self.stand(max(min(end_ns, self.newest_ns), earliest))
 
     def zoom(self, steps: int, column: int | None = None) -> None:
-        """Wider by `steps` notches (narrower, when negative), around a column, or around the right edge when live."""
+        """Wider by `steps` notches (negative: narrower), around a column; live, around the right edge."""
         before = self.scale
         window_ns = max(zoomed(self.window_ns, steps), MIN_WINDOW_NS)
         if window_ns == self.window_ns:
@@ -105,7 +109,10 @@ class Viewport:
         self.cursor_ns = scale.time(scale.clamp(column))
 
     def move_cursor(self, columns: int) -> None:
-        """Move the cursor, and the end of the range that is being selected; the window follows at its edges."""
+        """Move the cursor, and the end of the range that is being selected.
+
+        The window follows at its edges.
+        """
         column = self.cursor_column
         scale = self.scale
         column = scale.columns - 1 if column is None else column + columns

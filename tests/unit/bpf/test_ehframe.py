@@ -52,7 +52,9 @@ def section_of(path: str) -> tuple[bytes, int, list[tuple[int, int]]]:
 
 def mapped_libraries() -> list[str]:
     """libc and the file that holds this interpreter."""
-    paths = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if " r-xp " in line}
+    paths = {
+        line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if " r-xp " in line
+    }
     names = re.compile(r"/(libc[.-][^/]*so[^/]*|libpython3[^/]*|python3[^/]*)$")
     return sorted(path for path in paths if path.startswith("/") and names.search(path))
 
@@ -72,9 +74,13 @@ def outcome(build: Build, section: bytes, ranges: list[tuple[int, int]], address
 
 
 def rules_by_readelf(path: str) -> list[tuple[int, int, str, dict[str, str], bool]]:
-    """(address, end of the FDE, CFA, columns by register, signal frame) of each row that readelf interprets."""
+    """(address, end of the FDE, CFA, columns by register, signal frame) of each row of readelf."""
     text = subprocess.run(
-        ["readelf", "-wF", path], capture_output=True, text=True, check=False, env={**os.environ, "LC_ALL": "C"}
+        ["readelf", "-wF", path],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"LC_ALL": "C"},
     ).stdout  # its exit status is 1 for mere warnings
     text = text[text.find(".eh_frame section") :]
     signal_cies: set[str] = set()
@@ -166,10 +172,21 @@ def entry(body: bytes) -> bytes:
 
 
 def cie(instructions: bytes = b"\x0c\x07\x08\x90\x01", augmentation: bytes = b"zR") -> bytes:
-    """Absolute 8-byte pointers, factors 1 and -8, return address in register 16, CFA rsp+8 unless told otherwise."""
+    """Absolute 8-byte pointers, factors 1 and -8, return address in register 16, CFA rsp+8 unless told
+    otherwise.
+    """
     data = b"\x00" if b"R" in augmentation else b""
     return entry(
-        bytes(4) + b"\x01" + augmentation + b"\0" + uleb(1) + b"\x78" + b"\x10" + uleb(len(data)) + data + instructions
+        bytes(4)
+        + b"\x01"
+        + augmentation
+        + b"\0"
+        + uleb(1)
+        + b"\x78"
+        + b"\x10"
+        + uleb(len(data))
+        + data
+        + instructions
     )
 
 
@@ -195,9 +212,15 @@ def test_rows_of_a_function_by_hand(parser: str, in_c: Build) -> None:
     rules = [struct.unpack("<BBhi", struct.pack("<Q", int(rows.rules[i]))) for i in rows.rows >> 16]
     assert rows.addresses().tolist() == [0x1000, 0x1001, 0x1004, 0x1024, 0x1040, 0x1060, 0x1070]
     assert rules == [
-        (0, 0, 0, 0), (1, 0, 0, 8), (1, 1, -16, 16), (2, 1, -16, 16), (1, 1, -16, 8), (0, 0, 0, 0), (1, 0, 0, 8),
         (0, 0, 0, 0),
-    ]  # fmt: skip
+        (1, 0, 0, 8),
+        (1, 1, -16, 16),
+        (2, 1, -16, 16),
+        (1, 1, -16, 8),
+        (0, 0, 0, 0),
+        (1, 0, 0, 8),
+        (0, 0, 0, 0),
+    ]
     assert rows.fde_count == 2
 
 
@@ -236,7 +259,7 @@ def test_functions_outside_of_the_code_are_dropped(in_c: Build) -> None:
 
 
 def test_work_is_bounded(in_c: Build) -> None:
-    """Overlapping CIEs: each FDE names another offset of one blob that reads as a long CIE from everywhere."""
+    """Overlapping CIEs: each FDE names another offset of one blob that reads as a long CIE everywhere."""
     blob = (struct.pack("<II", 0x8000, 0) + b"\x01\0\x01\x78\x10" + bytes(3)) * 2048
     section = struct.pack("<I", len(blob) + 4) + struct.pack("<I", 0) + blob
     for index in range(1500):
@@ -250,9 +273,15 @@ def test_a_span_of_many_pages_is_refused(in_c: Build) -> None:
     assert outcome(in_c, section, [(0x1000, 1 << 41)]) == "its .eh_frame is too large"
 
 
-@pytest.mark.parametrize("section", [b"", b"\0", b"\0\0\0\0", b"\xff" * 64, b"\xff\xff\xff\xff" + b"\xff" * 8 + b"\1" * 8])
+@pytest.mark.parametrize(
+    "section", [b"", b"\0", b"\0\0\0\0", b"\xff" * 64, b"\xff\xff\xff\xff" + b"\xff" * 8 + b"\1" * 8]
+)
 def test_nothing_in_it(section: bytes, in_c: Build) -> None:
-    assert outcome(in_c, section, CODE) == outcome(build_rows_in_python, section, CODE) == "its .eh_frame describes no code"
+    assert (
+        outcome(in_c, section, CODE)
+        == outcome(build_rows_in_python, section, CODE)
+        == "its .eh_frame describes no code"
+    )
 
 
 def test_mutated_sections_give_the_same_from_both(in_c: Build) -> None:
@@ -261,7 +290,11 @@ def test_mutated_sections_give_the_same_from_both(in_c: Build) -> None:
     original = simple(
         (0x1000, 0x40, b"\x41\x0e\x10\x86\x02\x43\x0d\x06\x0a\x60\x0c\x07\x08\x0b"),
         (0x1040, 0x20, b"\x0f\x05\x77\x10\x06\x23\x08\x02\x04\x10\x06\x02\x76\x70\x2e\x10"),
-        (0x1060, 0x20, b"\x05\x06\x03\x03\x05\x00\x11\x06\x7e\x12\x07\x7f\x13\x7e\x16\x06\x01\x30\x04\x01\0\0\0\xc6"),
+        (
+            0x1060,
+            0x20,
+            b"\x05\x06\x03\x03\x05\x00\x11\x06\x7e\x12\x07\x7f\x13\x7e\x16\x06\x01\x30\x04\x01\0\0\0\xc6",
+        ),
     )
     results = set()
     for _ in range(3000):

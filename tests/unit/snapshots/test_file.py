@@ -461,3 +461,17 @@ def test_a_stream_that_contradicts_itself_is_not_written(hello: Hello, tmp_path:
         writer.write([hello, Readings(u64.astype("u4"), u64, u64, u64.astype(float))])
     writer.close()
     assert read_snapshot(tmp_path / "x").damage is None
+
+
+def test_rows_far_apart_do_not_make_a_chunk_for_each_ten_seconds_between(
+    hello: Hello, tmp_path: Path
+) -> None:
+    history = History(hello, max_age_ns=None)
+    series = history.series("temp_c", gpu="G")
+    history.add_readings([series] * 3, [0, 5, 1 << 61], [7, 5, 1 << 61], [1.0, 2.0, 3.0])
+    with SnapshotWriter(tmp_path / "x", hello) as writer:
+        writer.write(history.frames_between(0, 1 << 62))
+    opened = read_snapshot(tmp_path / "x")
+    assert opened.damage is None
+    assert readings_of(opened.history) == readings_of(history)
+    assert writer.bytes_written < 2000

@@ -117,11 +117,12 @@ def check_totals(tree: Tree) -> None:
     sums = tree.self_weight.copy()
     np.add.at(sums, tree.parent[1:], tree.total_weight[1:])
     assert np.array_equal(sums, tree.total_weight)
-    depth = trees.depths(tree)
-    ends = trees.subtree_ends(tree)
-    assert ends[0] == len(depth)
-    for index in range(1, len(depth)):
-        assert tree.parent[index] < index < ends[tree.parent[index]]
+    path: list[int] = []  # of the row before: in preorder a row's parent is on it
+    for index, parent in enumerate(tree.parent.tolist()):
+        if index:
+            assert parent in path
+            del path[path.index(parent) + 1 :]
+        path.append(index)
 
 
 @pytest.mark.parametrize("max_nodes", [2, 3, 10, 50, 200, 20_000])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from gpuprof.snapshots import tables as tables_module
@@ -70,6 +71,13 @@ def test_a_process_is_pid_and_start_time_and_its_name_may_change() -> None:
     assert tables.since(cursor) == []
     tables.process(replace(ADA, name="worker"))
     assert tables.since(cursor) == []
+
+
+def test_numpy_integers_are_as_good_as_any() -> None:
+    tables = Tables(0)
+    ids = frames_of(tables, 4)
+    assert tables.stack(np.array(ids, np.uint32).tolist()) == tables.stack(list(np.array(ids, np.uint32)))
+    assert tables.node_count == 5
 
 
 def test_a_very_deep_stack_is_cut_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,322 @@
+"""The whole screen by Pilot over a node that does not exist: select, filter, search, save; and what is said when things are missing."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from gpuprof.snapshots.frames import Hello, SourceStatus, Status
+from gpuprof.tui.app import GpuprofApp
+from gpuprof.tui.screens.main import MainScreen
+from gpuprof.tui.transports import CommandTransport, HistoryTransport, SocketTransport
+from gpuprof.tui.widgets.styled import Lines
+from textual.pilot import Pilot
+
+
+def screen_of(app: GpuprofApp) -> MainScreen:
+    screen = app.screen_stack[0]
+    assert isinstance(screen, MainScreen)
+    return screen
+
+
+def text_of(app: GpuprofApp) -> str:
+    """Everything that is on the screen, as text."""
+    screen = app.screen
+    width, height = screen.size
+    lines = []
+    for strips in screen._compositor.render_strips() if hasattr(screen._compositor, "render_strips") else []:
+        lines.append(strips.text)
+    assert width
+    assert height
+    return "\n".join(lines)
+
+
+async def until(pilot: Pilot[None], condition: Callable[[], bool], timeout: float = 15.0) -> None:
+    end = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < end, f"did not happen; the screen is:\n{text_of(pilot.app)}"  # type: ignore[arg-type]
+        await pilot.pause(0.05)
+
+
+async def shows(pilot: Pilot[None], text: str) -> None:
+    await until(pilot, lambda: text in text_of(pilot.app))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def live(node_socket: tuple[Any, str]) -> GpuprofApp:
+    return GpuprofApp(SocketTransport(path=node_socket[1]))
+
+
+async def test_live_tree_at_once_then_a_dragged_range(live: GpuprofApp) -> None:
+    async with live.run_test(size=(180, 60)) as pilot:
+        await shows(pilot, "last 30 s, live")
+        await shows(pilot, "main (train.py:88)")
+        charts = screen_of(live).charts
+        await pilot.mouse_down(charts, offset=(80, 5))
+        await pilot.hover(charts, offset=(90, 5))
+        await pilot.hover(charts, offset=(100, 5))
+        await pilot.mouse_up(charts, offset=(100, 5))
+        await shows(pilot, "Esc lets go")
+        pinned = live.session.feed.pinned
+        assert pinned is not None
+        await until(pilot, lambda: live.session.tree is not None and (live.session.tree.start_ns, live.session.tree.end_ns) == pinned)
+        await pilot.press("escape")
+        await shows(pilot, "last 30 s, live")
+        assert charts.selected_range is None
+
+
+async def test_range_by_keys_then_core_zero(live: GpuprofApp, node_socket: tuple[Any, str]) -> None:
+    from gpuprof.snapshots.frames import Query
+
+    async with live.run_test(size=(160, 50)) as pilot:
+        await shows(pilot, "main (train.py:88)")
+        await pilot.press("v", *["left"] * 8, "enter")
+        await shows(pilot, "Esc lets go")
+        await pilot.press("f", *"cpu 0", "enter")
+        await shows(pilot, "filter: cpu 0")
+        pinned = live.session.feed.pinned
+        assert pinned is not None
+        await until(pilot, lambda: live.session.feed._answered)
+        expected = node_socket[0].history.query(Query(1, "cpu", *pinned, cpus=[0]))
+        tree = live.session.tree
+        assert tree is not None
+        assert tree.total_weight[0] == expected.total_weight[0] > 0
+        await pilot.press("escape", "escape")
+        assert live.session.feed.pinned is None
+        assert not live.session.feed.filter
+
+
+async def test_process_table_filters(live: GpuprofApp) -> None:
+    async with live.run_test(size=(180, 50)) as pilot:
+        await shows(pilot, "GPU MEM")
+        await shows(pilot, "pt_data_worker")
+        table = screen_of(live).table
+        table.focus()
+        await pilot.press("G", "enter")
+        assert live.session.feed.filter.pids == (77,)
+        await shows(pilot, "filter: pid 77")
+        await shows(pilot, "kthread")
+
+
+async def test_search_and_bad_filter(live: GpuprofApp) -> None:
+    async with live.run_test(size=(120, 40)) as pilot:
+        await shows(pilot, "main (train.py:88)")
+        await pilot.press("slash", *"decode", "enter")
+        await shows(pilot, "/decode:")
+        await pilot.press("f", *"no-such-thing", "enter")
+        await shows(pilot, "no process is called")
+        assert screen_of(live).prompt.display
+        await pilot.press("escape")
+        assert not screen_of(live).prompt.display
+
+
+async def test_every_size_is_usable(live: GpuprofApp) -> None:
+    async with live.run_test(size=(80, 24)) as pilot:
+        await shows(pilot, "main (train.py")
+        for size in ((80, 24), (100, 30), (200, 60), (60, 16), (300, 90), (40, 10), (20, 5)):
+            await pilot.resize_terminal(*size)
+            await pilot.pause(0.3)
+            screen = screen_of(live)
+            assert all(line.cell_length == size[0] for line in screen._compositor.render_strips())
+            if size[1] >= 16:
+                assert screen.flame.size.height >= 3
+                assert screen.charts.size.height >= 3
+
+
+async def test_p_and_brackets_rearrange(live: GpuprofApp) -> None:
+    async with live.run_test(size=(90, 30)) as pilot:
+        await shows(pilot, "main (train.py")
+        screen = screen_of(live)
+        assert not screen.table.display
+        await pilot.press("p")
+        assert screen.table.display
+        assert not screen.query_one("#tree-pane").display
+        await pilot.press("p")
+        assert not screen.table.display
+        before = screen.charts.size.height
+        await pilot.press("right_square_bracket")
+        await pilot.pause()
+        assert screen.charts.size.height > before
+
+
+async def test_help_opens_and_closes(live: GpuprofApp) -> None:
+    async with live.run_test(size=(100, 60)) as pilot:
+        await pilot.press("question_mark")
+        await shows(pilot, "What the numbers mean")
+        await pilot.press("q")
+        await pilot.pause()
+        assert isinstance(live.screen, MainScreen)
+
+
+async def test_other_trees_are_said_not_to_be_there(live: GpuprofApp) -> None:
+    async with live.run_test(size=(100, 40)) as pilot:
+        await shows(pilot, "[1 CPU]")
+        await pilot.press("2")
+        await shows(pilot, "does not record GPU time")
+        assert "[2" not in text_of(live)
+
+
+@pytest.fixture
+def bare_node(fake_node: ModuleType, tmp_path: Path) -> Iterator[str]:
+    """A node with no NVML and no CPU stacks."""
+    node = fake_node.FakeNode(0, nvml=False, cpu=False)
+    now = time.monotonic_ns()
+    node.fill(now - 10**10, now)
+    threading.Thread(target=node.run, daemon=True).start()
+    path = str(tmp_path / "s")
+    node.listener(path)
+    yield path
+    node.stop()
+
+
+async def test_nothing_works_and_the_screen_says_why(bare_node: str) -> None:
+    app = GpuprofApp(SocketTransport(path=bare_node))
+    async with app.run_test(size=(220, 40)) as pilot:
+        await shows(pilot, "libnvidia-ml.so.1 was not found")
+        await shows(pilot, "gpuprof-tui demo")
+        await shows(pilot, "sudo /opt/gpuprof/bin/gpuprof-tui")
+        await shows(pilot, "needs root or CAP_BPF")
+
+
+async def test_nothing_works_in_eighty_columns(bare_node: str) -> None:
+    app = GpuprofApp(SocketTransport(path=bare_node))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await shows(pilot, "sudo /opt/gpuprof/bin/gpuprof-tui")
+        text = " ".join(text_of(app).split())
+        assert "libnvidia-ml.so.1 was not found" in text
+        assert "demo" in text
+
+
+async def test_no_sampler_is_said_and_retried(tmp_path: Path) -> None:
+    app = GpuprofApp(SocketTransport(path=str(tmp_path / "none")))
+    async with app.run_test(size=(120, 30)) as pilot:
+        await shows(pilot, "Cannot connect to")
+        await shows(pilot, "Trying again")
+
+
+async def test_ssh_that_fails_is_explained() -> None:
+    command = ["/bin/sh", "-c", "echo 'ssh: connect to host node17: Connection refused' >&2; exit 255"]
+    app = GpuprofApp(CommandTransport(command, "node17"))
+    async with app.run_test(size=(140, 30)) as pilot:
+        await shows(pilot, "Connection refused")
+
+
+async def test_save_the_pinned_range(
+    live: GpuprofApp, node_socket: tuple[Any, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gpuprof.snapshots.file import read_snapshot
+    from gpuprof.snapshots.frames import Query
+
+    monkeypatch.chdir(tmp_path)
+    async with live.run_test(size=(160, 40)) as pilot:
+        await shows(pilot, "main (train.py:88)")
+        await pilot.press("v", *["left"] * 9, "enter")
+        await shows(pilot, "Esc lets go")
+        pinned = live.session.feed.pinned
+        assert pinned is not None
+        await pilot.press("w")
+        await shows(pilot, "Saved")
+    (path,) = tmp_path.glob("gpuprof-node17-*.gpuprof")
+    opened = read_snapshot(str(path))
+    assert opened.damage is None
+    whole = Query(1, "cpu", 0, 2**62)
+    there = node_socket[0].history.query(Query(1, "cpu", *pinned))
+    assert opened.history.query(whole).total_weight[0] == there.total_weight[0] > 0
+
+
+async def test_save_where_nothing_can_be_written(
+    live: GpuprofApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_name: str) -> tuple[int, str]:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("gpuprof.tui.app.create_here", refuse)
+    async with live.run_test(size=(120, 40)) as pilot:
+        await shows(pilot, "main (train.py:88)")
+        await pilot.press("w")
+        await shows(pilot, "cannot be written: Permission denied")
+
+
+async def test_full_disk(live: GpuprofApp, monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    if not os.path.exists("/dev/full"):
+        pytest.skip("needs /dev/full")
+    monkeypatch.setattr("gpuprof.tui.app.create_here", lambda name: (os.open("/dev/full", os.O_WRONLY), name))
+    async with live.run_test(size=(120, 40)) as pilot:
+        await shows(pilot, "main (train.py:88)")
+        await pilot.press("w")
+        await shows(pilot, "No space left")
+
+
+async def test_a_recording_over_a_live_node_and_back(
+    live: GpuprofApp, fake_node: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = fake_node.FakeNode(1, host="recorded-node")
+    node.fill(10**12, 10**12 + 10 * 10**9)
+    monkeypatch.setattr("gpuprof.tui.app.bundled_recording", lambda: Path("/x/demo.gpuprof"))
+    monkeypatch.setattr("gpuprof.tui.app.open_file", lambda path: HistoryTransport(node.history, "demo.gpuprof"))
+    async with live.run_test(size=(160, 40)) as pilot:
+        await shows(pilot, "last 30 s, live")
+        await pilot.press("D")
+        await shows(pilot, "recording demo.gpuprof")
+        await shows(pilot, "whole recording")
+        await shows(pilot, "recorded-node")
+        await pilot.press("D")
+        await shows(pilot, "last 30 s, live")
+        await shows(pilot, "node17")
+
+
+async def test_reconnect_keeps_the_charts(live: GpuprofApp, node_socket: tuple[Any, str]) -> None:
+    node, _ = node_socket
+    async with live.run_test(size=(120, 40)) as pilot:
+        await shows(pilot, "main (train.py:88)")
+        start = live.session.model.store.span[0]
+        node.hang_up()
+        await until(pilot, lambda: live.session.link.state.state == "gone")
+        await until(pilot, lambda: live.session.link.state.state == "open")
+        newest = live.session.model.store.newest_ns
+        await until(pilot, lambda: live.session.model.store.newest_ns > newest)
+        assert live.session.model.store.span[0] == start
+
+
+async def test_losses_and_cost_are_on_the_screen(fake_node: ModuleType) -> None:
+    node = fake_node.FakeNode(1)
+    node.fill(10**12, 10**12 + 3 * 10**9)
+    app = GpuprofApp(HistoryTransport(node.history, "x.gpuprof"))
+    async with app.run_test(size=(180, 40)) as pilot:
+        await shows(pilot, "lost 0")
+        model = app.session.model
+        model.live = True
+        for at in (1, 2):
+            source = SourceStatus("cpu", "ok", lost=12345, invalid=3)
+            model.apply(Status(10**12 + at * 10**10, [source], at * 10**8, 61_000_000, 0, 0, dropped_samples=7))
+        screen_of(app).update_all(model.take_changes())
+        await shows(pilot, "lost 12,345")
+        await shows(pilot, "invalid 3")
+        await shows(pilot, "dropped 7")
+        await shows(pilot, "sampler 1.0 % 61 MB")
+
+
+async def test_hostile_hello(fake_node: ModuleType, hostile_names: list[str]) -> None:
+    for name in hostile_names:
+        node = fake_node.FakeNode(0, host=name)
+        assert isinstance(node.hello, Hello)
+        node.fill(10**12, 10**12 + 10**9)
+        app = GpuprofApp(HistoryTransport(node.history, name))
+        async with app.run_test(size=(120, 24)) as pilot:
+            await until(pilot, lambda app=app: app.session.tree is not None)  # type: ignore[misc]
+            await pilot.pause()
+            text = text_of(app).replace("\n", "")
+            assert text.isprintable(), name
+    await asyncio.sleep(0)
+
+
+def test_lines_redraw_only_what_changed() -> None:
+    assert Lines.ALLOW_SELECT is False

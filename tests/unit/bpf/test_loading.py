@@ -1,0 +1,171 @@
+"""What the loader decides before it touches the kernel: bcc, permissions, sources, headers, errors."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gpuprof.bpf import headers, loader, programs
+from gpuprof.bpf.btf import Btf, BtfError
+from gpuprof.snapshots.errors import EXIT_NO_PERMISSION, GpuprofError
+
+
+def test_bcc_missing(tmp_path: Path) -> None:
+    with pytest.raises(GpuprofError) as caught:
+        loader.find_bcc([tmp_path])
+    assert "not installed" in caught.value.message
+    assert "apt install python3-bpfcc" in caught.value.hint
+
+
+def test_the_impostor_from_pypi(tmp_path: Path) -> None:
+    (tmp_path / "bcc").mkdir()
+    (tmp_path / "bcc" / "__init__.py").write_text("print('this must not run')\nraise SystemExit\n")
+    with pytest.raises(GpuprofError) as caught:
+        loader.find_bcc([tmp_path])
+    assert "not the BPF Compiler Collection" in caught.value.message
+    assert "pip uninstall bcc" in caught.value.hint
+
+
+def test_the_impostor_does_not_hide_the_real_one(tmp_path: Path) -> None:
+    impostor, real = tmp_path / "a" / "bcc", tmp_path / "b" / "bcc"
+    impostor.mkdir(parents=True)
+    real.mkdir(parents=True)
+    (impostor / "__init__.py").write_text("")
+    (real / "__init__.py").write_text("from .libbcc import BPF\n")
+    (real / "libbcc.py").write_text("BPF = 1\n")
+    assert loader.find_bcc([tmp_path / "a", tmp_path / "b"]).BPF == 1
+
+
+def test_a_bcc_without_its_library(tmp_path: Path) -> None:
+    (tmp_path / "bcc").mkdir()
+    (tmp_path / "bcc" / "__init__.py").write_text("from .libbcc import lib\n")
+    (tmp_path / "bcc" / "libbcc.py").write_text(
+        "raise OSError('libbcc.so.0: cannot open shared object file')\n"
+    )
+    with pytest.raises(GpuprofError) as caught:
+        loader.find_bcc([tmp_path])
+    assert "libbcc.so.0" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "allowed"),
+    [(0, False), (1 << 21, True), (1 << 39, False), (1 << 39 | 1 << 38, True), (0x1FFFFFFFFFF, True)],
+)
+def test_permissions(capabilities: int, allowed: bool) -> None:
+    status = f"Name:\tx\nCapEff:\t{capabilities:016x}\n"
+    if allowed:
+        loader.check_permission(status, "[none] integrity confidentiality")
+        return
+    with pytest.raises(GpuprofError) as caught:
+        loader.check_permission(status, "")
+    assert caught.value.exit_code == EXIT_NO_PERMISSION
+
+
+def test_lockdown() -> None:
+    with pytest.raises(GpuprofError, match="locked down"):
+        loader.check_permission("CapEff:\t000001ffffffffff\n", "none integrity [confidentiality]")
+
+
+def test_includes_are_pasted_once(tmp_path: Path) -> None:
+    (tmp_path / "main.c").write_text('#include "a.h"\n#include "b.h"\nint x;\n')
+    (tmp_path / "a.h").write_text("int a;\n")
+    (tmp_path / "b.h").write_text('#include "a.h"\nint b;\n')
+    text = loader.paste_includes("main.c", tmp_path)
+    assert [line for line in text.splitlines() if line and not line.startswith("#line")] == [
+        "int a;",
+        "int b;",
+        "int x;",
+    ]
+    assert '#line 3 "main.c"\nint x;' in text
+
+
+def test_the_telling_line() -> None:
+    compiler = (
+        "stacks.bpf.c:3:1: warning: x\nmaps.bpf.h:71:8: error: unknown type name 'u64'\n1 error generated.\n"
+    )
+    verifier = (
+        "0: (bf) r8 = r1\nR1 invalid mem access 'scalar'\nprocessed 12 insns (limit 1000000)\nHINT: see x\n\n"
+    )
+    assert loader.last_words(compiler) == "maps.bpf.h:71:8: error: unknown type name 'u64'"
+    assert loader.last_words(verifier) == "R1 invalid mem access 'scalar'"
+    assert loader.last_words("") == ""
+
+
+def test_header_tree(tmp_path: Path) -> None:
+    top = headers.write_tree(str(tmp_path))
+    assert top.stat().st_mode & 0o777 == 0o700
+    assert "CONFIG_BPF_SYSCALL" in (top / "include/linux/kconfig.h").read_text()
+    assert headers.kernel_version_code("6.1.0-18-amd64") == 6 << 16 | 1 << 8
+    assert headers.kernel_version_code("5.15.300+") == 5 << 16 | 15 << 8 | 255
+    assert headers.kernel_version_code("next") == 0
+
+
+def test_sizes_and_cpus() -> None:
+    assert programs.choose_sizes(1 << 30).row_blocks * 64 == 8 << 20
+    assert programs.choose_sizes(24 << 30).row_blocks * 64 == 32 << 20
+    assert programs.choose_sizes(1 << 41).row_blocks * 64 == 64 << 20
+    assert programs.choose_ring_bytes(2, 99) == 256 << 10
+    assert programs.choose_ring_bytes(128, 99) == 4 << 20
+    assert programs.online_cpus("0-3,8\n") == [0, 1, 2, 3, 8]
+    assert programs.online_cpus("\n") == []
+
+
+def test_a_loader_that_dies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs.sys, "executable", "/bin/false")
+    with pytest.raises(GpuprofError, match="loader ended with status 1"):
+        programs.run_loader({})
+
+
+def test_a_loader_that_hangs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    script = tmp_path / "hang"
+    script.write_text("#!/bin/sh\nexec sleep 60\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(programs.sys, "executable", str(script))
+    monkeypatch.setattr(programs, "LOAD_TIMEOUT_S", 0.1)
+    with pytest.raises(GpuprofError, match="did not answer in time"):
+        programs.run_loader({})
+
+
+def btf_blob() -> bytes:
+    """struct outer { int a; struct { int b; struct inner in; }; } with struct inner { int x:8; int y }, a
+    typedef between.
+    """
+    strings, offsets = b"\0", {}
+    for name in ("int", "inner", "x", "y", "alias", "a", "b", "in", "outer"):
+        offsets[name] = len(strings)
+        strings += name.encode() + b"\0"
+
+    def member(name: str, kind: int, bits: int) -> bytes:
+        return struct.pack("<III", offsets[name] if name else 0, kind, bits)
+
+    types = struct.pack("<IIII", offsets["int"], 1 << 24, 4, 32)  # 1
+    types += struct.pack("<III", offsets["inner"], 1 << 31 | 4 << 24 | 2, 8)  # 2, with bit field sizes
+    types += member("x", 1, 8 << 24) + member("y", 1, 32)
+    types += struct.pack("<III", offsets["alias"], 8 << 24, 2)  # 3
+    types += struct.pack("<III", 0, 4 << 24 | 2, 12) + member("b", 1, 0) + member("in", 3, 32)  # 4
+    types += (
+        struct.pack("<III", offsets["outer"], 4 << 24 | 2, 16) + member("a", 1, 0) + member("", 4, 32)
+    )  # 5
+    header = struct.pack("<HBBIIIII", 0xEB9F, 1, 0, 24, 0, len(types), len(types), len(strings))
+    return header + types + strings
+
+
+def test_btf_offsets() -> None:
+    btf = Btf(btf_blob())
+    assert btf.offset("outer", "a") == 0
+    assert btf.offset("outer", "b") == 4
+    assert btf.offset("outer", "in", "y") == 4 + 4 + 4
+    with pytest.raises(BtfError, match="no struct missing"):
+        btf.offset("missing", "a")
+    with pytest.raises(BtfError, match=r"no field in\.z"):
+        btf.offset("outer", "in", "z")
+    with pytest.raises(BtfError):
+        Btf(b"\x7fELF" + bytes(64))
+
+
+def test_the_sampler_side_does_not_import_bcc() -> None:
+    code = "import gpuprof.bpf.programs, gpuprof.sampler.unwind_tables, sys; sys.exit('bcc' in sys.modules)"
+    assert subprocess.run([programs.sys.executable, "-c", code], check=False).returncode == 0
