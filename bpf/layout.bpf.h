@@ -18,6 +18,7 @@
 #define STOP_KERNEL_THREAD 7
 #define STOP_NOT_64_BIT 8
 #define STOP_INTERNAL 9
+#define STOP_NULL_RETURN 10  // internal: a return address of 0; a root too, unless frames were guessed
 
 #define FLAG_SCANNED 1           // a return address was found by scanning the stack
 #define FLAG_PYTHON_TRUNCATED 2  // the Python chain did not reach its outermost frame

@@ -24,7 +24,11 @@ struct walk {
     u64 r10;  // leaf only, as r13: bases of the CFA in a few functions that realign their stack
     u64 r13;
     u64 previous_sp;
-    u64 scan_offset;  // bytes above sp that were scanned
+    u64 scan_sp;      // where the scan began
+    u64 scan_bp;      // the frame pointer there
+    u64 scan_offset;  // bytes above scan_sp that were looked at
+    u64 scan_second;  // scan_offset of the first second-best candidate; SCAN_WINDOW: none
+    u64 scan_pc;      // the address whose caller is looked for
     u64 python_frame;
     u32 leaf;  // pc is exact, not a return address
     u32 low;
@@ -32,6 +36,10 @@ struct walk {
     u32 mapping;  // where the last pc was found
     u32 n_words;
     u32 scans;
+    u32 guess_user;   // frames of the record before the guess that the scan made
+    u32 guess_words;
+    u32 guess_reason; // why the scan was needed
+    u32 take_second;  // no better candidate was found
     u32 found;  // where the scan found a return address
     u32 calls;
     struct process_tables tables;

@@ -185,7 +185,9 @@ static __always_inline int apply_rule(struct walk *w, struct unwind_rule *rule) 
         w->bp = value;
     }
     if (return_address < 4096)
-        return STOP_ROOT;
+        return STOP_NULL_RETURN;
+    if ((w->record.header.flags & FLAG_SCANNED) && !follows_call(return_address))
+        return STOP_NO_RULE;
     if (cfa <= w->sp)
         return STOP_NO_PROGRESS;
     w->pc = return_address;

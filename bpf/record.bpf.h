@@ -63,7 +63,6 @@ static __always_inline int walk_begin(struct walk *w, u32 family) {
     w->n_words = 0;
     w->scans = 0;
     w->calls = 0;
-    w->scan_offset = 0;
     w->mapping = 0;
     w->python_frame = 0;
     w->leaf = 1;

@@ -15,13 +15,21 @@
 #define PROGRAM_NATIVE 0
 #define PROGRAM_SCAN 1
 #define PROGRAM_PYTHON 2
-#define MAX_TAIL_CALLS 30  // the kernel allows 33
+#define MAX_TAIL_CALLS 32      // the kernel allows 33
 
-// After a failed step: scan for a caller, unless that was tried too often or the reason is final.
+#define CALLS_AT_THE_END 3     // python twice, and one to spare
+
+// Is it worth looking for a caller by scanning the stack? Not when the walk is complete, or the stack not readable at all.
 static __always_inline int may_scan(struct walk *w, int reason) {
     if (reason != STOP_NO_RULE && reason != STOP_NO_MAPPING && reason != STOP_UNREADABLE)
         return 0;
-    return w->scans < MAX_SCANS && w->calls < MAX_TAIL_CALLS - 10;
+    return w->scans < MAX_SCANS && w->calls < MAX_TAIL_CALLS - CALLS_AT_THE_END - 2;
+}
+
+// Did the walk that followed from a guess end too soon to be right? Only an outermost frame that says so ends it well.
+static __always_inline int guess_was_wrong(struct walk *w, int reason) {
+    return w->scans && reason != STOP_ROOT && reason != STOP_TOO_DEEP &&
+           w->record.header.n_user < w->guess_user + SHORT_WALK;
 }
 
 int cpu_clock(struct bpf_perf_event_data *ctx) {
@@ -70,20 +78,24 @@ int cpu_native(struct bpf_perf_event_data *ctx) {
     if (!w)
         return 0;
     int reason = walk_native(w);
+    w->calls++;
     if (reason == STEP_NEXT) {
-        if (w->calls++ < MAX_TAIL_CALLS - 3)
+        if (w->calls < MAX_TAIL_CALLS - CALLS_AT_THE_END)
             cpu_programs.call(ctx, PROGRAM_NATIVE);
         reason = STOP_TOO_DEEP;
     }
-    w->record.header.stop = reason;
-    if (may_scan(w, reason)) {
-        w->scans++;
-        w->scan_offset = 0;
-        w->calls++;
-        cpu_programs.call(ctx, PROGRAM_SCAN);
-    }
     if (reason == STOP_NO_MAPPING)
         send_message_sometimes(w->record.header.pid, MESSAGE_UNKNOWN_MAPPING, w->pc);
+    if (guess_was_wrong(w, reason)) {
+        take_back_guess(w);
+        reason = w->guess_reason;
+        if (w->calls < MAX_TAIL_CALLS - CALLS_AT_THE_END - 2)
+            cpu_programs.call(ctx, PROGRAM_SCAN);
+    } else if (may_scan(w, reason)) {
+        scan_begin(w, reason);
+        cpu_programs.call(ctx, PROGRAM_SCAN);
+    }
+    w->record.header.stop = reason == STOP_NULL_RETURN ? STOP_ROOT : reason;
     if (w->tables.python)
         cpu_programs.call(ctx, PROGRAM_PYTHON);
     submit(w);
@@ -95,19 +107,19 @@ int cpu_scan(struct bpf_perf_event_data *ctx) {
     struct walk *w = cpu_walks.lookup(&zero);
     if (!w)
         return 0;
-    u64 pc = w->pc;
     int found = scan_stack(w);
     w->calls++;
-    if (w->record.header.stop == STOP_NO_MAPPING)
-        send_message_sometimes(w->record.header.pid, MESSAGE_UNKNOWN_MAPPING, pc);
-    if (found == SCAN_FOUND) {
-        w->record.header.flags |= FLAG_SCANNED;
-        count(COUNTER_SCANNED);
-        cpu_programs.call(ctx, PROGRAM_NATIVE);
-    } else if (found == SCAN_MORE) {
-        cpu_programs.call(ctx, PROGRAM_SCAN);
+    if (w->calls < MAX_TAIL_CALLS - CALLS_AT_THE_END) {
+        if (found == SCAN_FOUND) {
+            w->record.header.flags |= FLAG_SCANNED;
+            count(COUNTER_SCANNED);
+            cpu_programs.call(ctx, PROGRAM_NATIVE);
+        } else if (found == SCAN_MORE) {
+            cpu_programs.call(ctx, PROGRAM_SCAN);
+        }
     }
     count(COUNTER_SCAN_FAILED);
+    w->record.header.stop = w->guess_reason;
     if (w->tables.python)
         cpu_programs.call(ctx, PROGRAM_PYTHON);
     submit(w);

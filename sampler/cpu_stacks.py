@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import select
 import sys
@@ -23,6 +24,7 @@ from gpuprof.snapshots.tables import Tables
 
 TICK_S = 0.2  # the ring holds more, and fewer ticks cost less
 TIDY_NS = 10**9
+NICE = -10  # of the reader's thread, which takes a per cent or two of one core
 WANTED_FILES = 8192  # each binary and each Python process holds a descriptor
 
 
@@ -79,7 +81,9 @@ class CpuStacks:
         return self._programs.run_ns() if self._programs.maps else None
 
     def _run(self) -> None:
+        _prefer_this_thread()
         try:
+            self._resolver.prepare()
             self._follower.publish_running()
             self._programs.start(self._hz)
             self._state = "ok"
@@ -175,6 +179,14 @@ class CpuStacks:
 
 def _optional(text: str | None) -> list[str]:
     return [text] if text else []
+
+
+def _prefer_this_thread() -> None:
+    """On a machine where all cores are busy the reader would come too late and lose what the ring cannot hold."""
+    try:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+    except OSError:
+        pass  # it needs CAP_SYS_NICE; without it the ring's loss is counted
 
 
 def _raise_file_limit() -> None:

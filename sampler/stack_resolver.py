@@ -76,6 +76,10 @@ class StackResolver:
         self._kernel = KernelIds(ids, self._kernel_symbols)
         self._merged: dict[StackKey, MergedStack] = {}
 
+    def prepare(self) -> None:
+        """Load the kernel's symbols now rather than at the first kernel frame."""
+        self._kernel_symbols.lookup(0)
+
     def resolve(self, batch: Batch) -> ResolvedBatch:
         """The merged stack of every record."""
         count = len(batch)

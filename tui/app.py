@@ -91,7 +91,8 @@ class GpuprofApp(App[None]):
         """After the first frame: connect, and start to look at what comes in."""
         if self._control is not None:
             self._control.start(self._on_sampler_event)
-        self.session.start()
+        for session in self.sessions:
+            session.start()
         self.set_interval(TICK_S, self._tick)
 
     def _on_sampler_event(self, event: SamplerEvent) -> None:

@@ -90,7 +90,7 @@ DARK = Palette(
 
 _LIGHT_BACKGROUND = "#f6f6f6"
 _LIGHT_LINES = (
-    "#0067b3", "#b36b00", "#00795a", "#b03a7c", "#7d7300", "#c04400", "#5b4fc4", "#1f7d8c", "#66741b",
+    "#0067b3", "#b36b00", "#00795a", "#b03a7c", "#7d7300", "#c8321e", "#5b4fc4", "#1f7d8c", "#3f6b2a",
     "#85562a",
 )  # fmt: skip
 
@@ -168,7 +168,7 @@ def metric_color(index: int, palette: Palette = DARK) -> str:
     return palette.lines[index % len(palette.lines)]
 
 
-# Binaries that are in nearly every tree keep one colour, so that an eye learns them; others are spread by hash.
+# Binaries that are in nearly every tree keep one colour, so that an eye learns them.
 _KNOWN_BINARIES = (
     ("libcuda.so", 2),
     ("libcudart", 2),

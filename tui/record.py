@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import select
+import shlex
 import signal
 import socket
 import stat
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from gpuprof.snapshots.errors import EXIT_UNAVAILABLE, EXIT_USAGE, FileError, GpuprofError
 from gpuprof.tui import children, privileges
-from gpuprof.tui.sampler_process import SamplerOptions, SamplerProcess, connect_service
+from gpuprof.tui.sampler_process import SamplerOptions, SamplerProcess, connect_service, own_command
 
 if TYPE_CHECKING:
     from gpuprof.snapshots.file import SnapshotWriter
@@ -280,7 +281,12 @@ class _Recording:
         _say(f"recording to {self._options.path}; ends {' or '.join(ends)}")
         if self._cpu is not None and self._cpu.state != "ok":
             _say(f"no CPU stacks ({self._cpu.state}): {self._cpu.reason}")
-            _say(f"  {self._sudo_line or self._cpu.hint}")
+            _say(f"  {self._cpu.hint if self._sudo_line is None else shlex.join(_sudo_line())}")
+
+
+def _sudo_line() -> list[str]:
+    """This very command, with sudo and the absolute path that sudo's secure_path needs."""
+    return ["sudo", own_command(), *sys.argv[1:]]
 
 
 def _create(path: str, *, overwrite: bool) -> int:

@@ -213,6 +213,12 @@ class CommandTransport(_Stream):
             raise await self._explained(error.message, error.hint) from error
         raise await self._explained("", "")
 
+    async def send(self, frame: Frame) -> None:
+        try:
+            await super().send(frame)
+        except GpuprofError as error:
+            raise await self._explained("", error.hint) from error
+
     async def _collect_stderr(self, stream: asyncio.StreamReader) -> None:
         rest = b""
         while data := await stream.read(4096):

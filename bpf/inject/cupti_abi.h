@@ -13,6 +13,7 @@ typedef void *cupti_subscriber;
 
 enum {
     CUPTI_OK = 0,
+    CUPTI_INVALID_PARAMETER = 1,
     CUPTI_MULTIPLE_SUBSCRIBERS = 39,
 };
 

@@ -259,19 +259,21 @@ static void note_devices(void)
 
 static int subscribe(char *problem, size_t problem_size)
 {
-    cupti_result result;
+    cupti_result result = CUPTI_INVALID_PARAMETER;
     char other[128] = "";
-    if (cupti.cuptiSubscribe_v2) {
-        struct cupti_subscriber_params params = {
-            .struct_size = sizeof params,
-            .subscriber_name = "gpuprof",
-            .old_subscriber_name = other,
-            .old_subscriber_size = sizeof other,
-        };
+    struct cupti_subscriber_params params = {
+        .subscriber_name = "gpuprof",
+        .old_subscriber_name = other,
+        .old_subscriber_size = sizeof other,
+    };
+    /* CUPTI 13.0 knows the parameters without allow_multiple and refuses a larger structure. */
+    const size_t sizes[] = {sizeof params, offsetof(struct cupti_subscriber_params, allow_multiple)};
+    for (size_t i = 0; i < 2 && cupti.cuptiSubscribe_v2 && result == CUPTI_INVALID_PARAMETER; i++) {
+        params.struct_size = sizes[i];
         result = cupti.cuptiSubscribe_v2(&subscriber, on_call, NULL, &params);
-    } else {
-        result = cupti.cuptiSubscribe(&subscriber, on_call, NULL);
     }
+    if (result == CUPTI_INVALID_PARAMETER)
+        result = cupti.cuptiSubscribe(&subscriber, on_call, NULL);
     if (result == CUPTI_OK)
         return 0;
     if (result == CUPTI_MULTIPLE_SUBSCRIBERS)

@@ -77,7 +77,6 @@ def main() -> None:
             answer.close()
         elif verb == "nonsense":
             for body in (
-                b"",
                 b"x" * 100,
                 b"[" * 5000,
                 json.dumps({"op": "save", "path": "/etc/passwd"}).encode(),
@@ -91,6 +90,9 @@ def main() -> None:
             import colorsys  # a module that nothing has imported yet
 
             say(dropped=colorsys.__name__, left=sorted(privileges.effective_capabilities("CapPrm")))
+        elif verb == "suspend":
+            os.kill(os.getpid(), signal.SIGTSTP)
+            say(resumed=True)
         elif verb == "deaf":
             for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 signal.signal(signum, signal.SIG_IGN)

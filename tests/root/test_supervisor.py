@@ -292,6 +292,31 @@ def test_killing_one_leaves_no_orphans(start: Callable[..., Run], victim: str) -
     assert all_gone(pids, 1.0)
 
 
+def test_a_screen_that_is_suspended_takes_its_parent_along(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        program(SAMPLER),
+        cwd=tmp_path,
+        env=_without_sudo(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        bufsize=0,
+        preexec_fn=lambda: os.setpgid(0, 0),  # as a shell does: in its session, in a group of its own
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    screen = json.loads(process.stdout.readline())["pid"]
+    process.stdin.write(b"suspend\n")
+    _, state = os.waitpid(process.pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(state)
+    assert status(screen)["State"][0] == "T"
+    os.killpg(process.pid, signal.SIGCONT)
+    assert json.loads(process.stdout.readline()) == {"resumed": True}
+    process.stdin.write(b"exit 0\n")
+    assert process.wait(5) == 0
+    process.stdin.close()
+    process.stdout.close()
+
+
 def test_a_running_service_is_used_and_replaced_when_it_goes(
     start: Callable[..., Run], tmp_path: Path
 ) -> None:

@@ -293,7 +293,8 @@ class FakeNode:
             for place, (pid, _, _) in enumerate(self.processes):
                 self._cpu_ns[pid] = self._cpu_ns.get(pid, 0.0) + 1e9 * (1.7, 0.8, 0.02)[place % 3]
                 add("proc_cpu_ns", self._cpu_ns[pid], pid=pid)
-        self.history.add_readings(*zip(*rows, strict=True))
+        if rows:
+            self.history.add_readings(*zip(*rows, strict=True))
         if at // step % 10 == 0:
             self._status(at)
 

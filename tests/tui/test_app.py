@@ -54,7 +54,7 @@ def live(node_socket: tuple[Any, str]) -> GpuprofApp:
 
 
 async def test_live_tree_at_once_then_a_dragged_range(live: GpuprofApp) -> None:
-    async with live.run_test(size=(180, 60)) as pilot:
+    async with live.run_test(notifications=True, size=(180, 60)) as pilot:
         await shows(pilot, "last 30 s, live")
         await shows(pilot, "main (train.py:88)")
         charts = screen_of(live).charts
@@ -74,7 +74,7 @@ async def test_live_tree_at_once_then_a_dragged_range(live: GpuprofApp) -> None:
 async def test_range_by_keys_then_core_zero(live: GpuprofApp, node_socket: tuple[Any, str]) -> None:
     from gpuprof.snapshots.frames import Query
 
-    async with live.run_test(size=(160, 50)) as pilot:
+    async with live.run_test(notifications=True, size=(160, 50)) as pilot:
         await shows(pilot, "main (train.py:88)")
         await pilot.press("v", *["left"] * 8, "enter")
         await shows(pilot, "Esc lets go")
@@ -93,7 +93,7 @@ async def test_range_by_keys_then_core_zero(live: GpuprofApp, node_socket: tuple
 
 
 async def test_process_table_filters(live: GpuprofApp) -> None:
-    async with live.run_test(size=(180, 50)) as pilot:
+    async with live.run_test(notifications=True, size=(180, 50)) as pilot:
         await shows(pilot, "GPU MEM")
         await shows(pilot, "pt_data_worker")
         table = screen_of(live).table
@@ -105,7 +105,7 @@ async def test_process_table_filters(live: GpuprofApp) -> None:
 
 
 async def test_search_and_bad_filter(live: GpuprofApp) -> None:
-    async with live.run_test(size=(120, 40)) as pilot:
+    async with live.run_test(notifications=True, size=(120, 40)) as pilot:
         await shows(pilot, "main (train.py:88)")
         await pilot.press("slash", *"decode", "enter")
         await shows(pilot, "/decode:")
@@ -117,7 +117,7 @@ async def test_search_and_bad_filter(live: GpuprofApp) -> None:
 
 
 async def test_every_size_is_usable(live: GpuprofApp) -> None:
-    async with live.run_test(size=(80, 24)) as pilot:
+    async with live.run_test(notifications=True, size=(80, 24)) as pilot:
         await shows(pilot, "main (train.py")
         for size in ((80, 24), (100, 30), (200, 60), (60, 16), (300, 90), (40, 10), (20, 5)):
             await pilot.resize_terminal(*size)
@@ -130,7 +130,7 @@ async def test_every_size_is_usable(live: GpuprofApp) -> None:
 
 
 async def test_p_and_brackets_rearrange(live: GpuprofApp) -> None:
-    async with live.run_test(size=(90, 30)) as pilot:
+    async with live.run_test(notifications=True, size=(90, 30)) as pilot:
         await shows(pilot, "main (train.py")
         screen = screen_of(live)
         assert not screen.table.display
@@ -146,7 +146,7 @@ async def test_p_and_brackets_rearrange(live: GpuprofApp) -> None:
 
 
 async def test_help_opens_and_closes(live: GpuprofApp) -> None:
-    async with live.run_test(size=(100, 60)) as pilot:
+    async with live.run_test(notifications=True, size=(100, 60)) as pilot:
         await pilot.press("question_mark")
         await shows(pilot, "What the numbers mean")
         await pilot.press("q")
@@ -155,7 +155,7 @@ async def test_help_opens_and_closes(live: GpuprofApp) -> None:
 
 
 async def test_other_trees_are_said_not_to_be_there(live: GpuprofApp) -> None:
-    async with live.run_test(size=(100, 40)) as pilot:
+    async with live.run_test(notifications=True, size=(100, 40)) as pilot:
         await shows(pilot, "[1 CPU]")
         await pilot.press("2")
         await shows(pilot, "does not record GPU time")
@@ -177,7 +177,7 @@ def bare_node(fake_node: ModuleType, tmp_path: Path) -> Iterator[str]:
 
 async def test_nothing_works_and_the_screen_says_why(bare_node: str) -> None:
     app = GpuprofApp(SocketTransport(path=bare_node))
-    async with app.run_test(size=(220, 40)) as pilot:
+    async with app.run_test(notifications=True, size=(220, 40)) as pilot:
         await shows(pilot, "libnvidia-ml.so.1 was not found")
         await shows(pilot, "gpuprof-tui demo")
         await shows(pilot, "sudo /opt/gpuprof/bin/gpuprof-tui")
@@ -186,7 +186,7 @@ async def test_nothing_works_and_the_screen_says_why(bare_node: str) -> None:
 
 async def test_nothing_works_in_eighty_columns(bare_node: str) -> None:
     app = GpuprofApp(SocketTransport(path=bare_node))
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with app.run_test(notifications=True, size=(80, 24)) as pilot:
         await shows(pilot, "sudo /opt/gpuprof/bin/gpuprof-tui")
         text = " ".join(text_of(app).split())
         assert "libnvidia-ml.so.1 was not found" in text
@@ -195,7 +195,7 @@ async def test_nothing_works_in_eighty_columns(bare_node: str) -> None:
 
 async def test_no_sampler_is_said_and_retried(tmp_path: Path) -> None:
     app = GpuprofApp(SocketTransport(path=str(tmp_path / "none")))
-    async with app.run_test(size=(120, 30)) as pilot:
+    async with app.run_test(notifications=True, size=(120, 30)) as pilot:
         await shows(pilot, "Cannot connect to")
         await shows(pilot, "Trying again")
 
@@ -203,7 +203,7 @@ async def test_no_sampler_is_said_and_retried(tmp_path: Path) -> None:
 async def test_ssh_that_fails_is_explained() -> None:
     command = ["/bin/sh", "-c", "echo 'ssh: connect to host node17: Connection refused' >&2; exit 255"]
     app = GpuprofApp(CommandTransport(command, "node17"))
-    async with app.run_test(size=(140, 30)) as pilot:
+    async with app.run_test(notifications=True, size=(140, 30)) as pilot:
         await shows(pilot, "Connection refused")
 
 
@@ -214,7 +214,7 @@ async def test_save_the_pinned_range(
     from gpuprof.snapshots.frames import Query
 
     monkeypatch.chdir(tmp_path)
-    async with live.run_test(size=(160, 40)) as pilot:
+    async with live.run_test(notifications=True, size=(160, 40)) as pilot:
         await shows(pilot, "main (train.py:88)")
         await pilot.press("v", *["left"] * 9, "enter")
         await shows(pilot, "Esc lets go")
@@ -237,7 +237,7 @@ async def test_save_where_nothing_can_be_written(
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("gpuprof.tui.app.create_here", refuse)
-    async with live.run_test(size=(120, 40)) as pilot:
+    async with live.run_test(notifications=True, size=(120, 40)) as pilot:
         await shows(pilot, "main (train.py:88)")
         await pilot.press("w")
         await shows(pilot, "cannot be written: Permission denied")
@@ -249,7 +249,7 @@ async def test_full_disk(live: GpuprofApp, monkeypatch: pytest.MonkeyPatch) -> N
     if not os.path.exists("/dev/full"):
         pytest.skip("needs /dev/full")
     monkeypatch.setattr("gpuprof.tui.app.create_here", lambda name: (os.open("/dev/full", os.O_WRONLY), name))
-    async with live.run_test(size=(120, 40)) as pilot:
+    async with live.run_test(notifications=True, size=(120, 40)) as pilot:
         await shows(pilot, "main (train.py:88)")
         await pilot.press("w")
         await shows(pilot, "No space left")
@@ -262,7 +262,7 @@ async def test_a_recording_over_a_live_node_and_back(
     node.fill(10**12, 10**12 + 10 * 10**9)
     monkeypatch.setattr("gpuprof.tui.app.bundled_recording", lambda: Path("/x/demo.gpuprof"))
     monkeypatch.setattr("gpuprof.tui.app.open_file", lambda path: HistoryTransport(node.history, "demo.gpuprof"))
-    async with live.run_test(size=(160, 40)) as pilot:
+    async with live.run_test(notifications=True, size=(160, 40)) as pilot:
         await shows(pilot, "last 30 s, live")
         await pilot.press("D")
         await shows(pilot, "recording demo.gpuprof")
@@ -275,7 +275,7 @@ async def test_a_recording_over_a_live_node_and_back(
 
 async def test_reconnect_keeps_the_charts(live: GpuprofApp, node_socket: tuple[Any, str]) -> None:
     node, _ = node_socket
-    async with live.run_test(size=(120, 40)) as pilot:
+    async with live.run_test(notifications=True, size=(120, 40)) as pilot:
         await shows(pilot, "main (train.py:88)")
         start = live.session.model.store.span[0]
         node.hang_up()
@@ -290,7 +290,7 @@ async def test_losses_and_cost_are_on_the_screen(fake_node: ModuleType) -> None:
     node = fake_node.FakeNode(1)
     node.fill(10**12, 10**12 + 3 * 10**9)
     app = GpuprofApp(HistoryTransport(node.history, "x.gpuprof"))
-    async with app.run_test(size=(180, 40)) as pilot:
+    async with app.run_test(notifications=True, size=(180, 40)) as pilot:
         await shows(pilot, "lost 0")
         model = app.session.model
         model.live = True
@@ -310,7 +310,7 @@ async def test_hostile_hello(fake_node: ModuleType, hostile_names: list[str]) ->
         assert isinstance(node.hello, Hello)
         node.fill(10**12, 10**12 + 10**9)
         app = GpuprofApp(HistoryTransport(node.history, name))
-        async with app.run_test(size=(120, 24)) as pilot:
+        async with app.run_test(notifications=True, size=(120, 24)) as pilot:
             await until(pilot, lambda app=app: app.session.tree is not None)  # type: ignore[misc]
             await pilot.pause()
             text = text_of(app).replace("\n", "")

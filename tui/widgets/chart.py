@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuprof.tui.charts_layout import Chart, Limit, Style
+from gpuprof.tui.charts_layout import Chart, Limit, Line, Style
 from gpuprof.tui.series import F64Array, Key, SeriesStore, SeriesView, rate
 from gpuprof.tui.units import nice_ceiling, with_unit
 from gpuprof.tui.widgets import lanes
@@ -18,6 +18,7 @@ from gpuprof.tui.widgets.braille import (
     Raster,
     U8Array,
     covered,
+    sparkline,
     spread_color,
     to_bits,
     to_dot_row,
@@ -31,6 +32,10 @@ from gpuprof.tui.widgets.surface import Panel, Segments, Surface
 _QUIET_SIDE = 1 / 4
 # An automatic scale shrinks only when the data needs less than this share of it, so that it does not flicker.
 _SHRINK_BELOW = 0.45
+
+
+# Code points, colours and areas of a chart's cells, all [rows, columns].
+Cells = tuple[NDArray[np.uint32], U8Array, U8Array]
 
 
 class ChartPainter:
@@ -65,10 +70,9 @@ class ChartPainter:
         dot_ns, dots = scale.cell_ns // glyphs.dots_x, scale.columns * glyphs.dots_x
         views = [store.view(line.key) for line in chart.lines]
         extents = []
+        first = scale.first * glyphs.dots_x
         for line, view in zip(chart.lines, views, strict=True):
-            low, high = self._cache(line.key, line.counter).update(
-                view, scale.first * glyphs.dots_x, dots, dot_ns
-            )
+            low, high = self._cache(line.key, line.counter).update(view, first, dots, dot_ns)
             factor = line.scale * line.plot_scale * line.sign
             extents.append((low * factor, high * factor) if factor >= 0 else (high * factor, low * factor))
         limits: list[tuple[Limit, float, Extent]] = []
@@ -80,7 +84,10 @@ class ChartPainter:
                 extent = self._cache(limit.key, False).update(view, first, dots, dot_ns)
                 limits.append((limit, float(view.value[-1]), extent))
         bottom, top = self._range(extents)
-        raster = self._draw(extents, [extent for _, _, extent in limits], (bottom, top), surface, rows)
+        if rows == 1 and chart.style is Style.LINES:
+            cells = _spark_cells(chart.lines[0], extents[0], (bottom, top), surface)
+        else:
+            cells = self._cells(extents, [extent for _, _, extent in limits], (bottom, top), surface, rows)
 
         entries = []
         for line, view in zip(chart.lines, views, strict=True):
@@ -95,7 +102,7 @@ class ChartPainter:
         ]
         labels = axis_labels(bottom, top, rows, chart.unit, signed=chart.style is Style.SIGNED)
         return self._panel(
-            (glyphs.table[raster.bits], spread_color(raster.color, raster.bits != 0), raster.area),
+            cells,
             labels,
             self._legend(entries, marks, rows),
             surface,
@@ -103,7 +110,7 @@ class ChartPainter:
 
     def _panel(
         self,
-        cells: tuple[NDArray[np.uint32], U8Array, U8Array],
+        cells: Cells,
         labels: dict[int, str],
         entries: list[Entry],
         surface: Surface,
@@ -125,12 +132,6 @@ class ChartPainter:
         if cache is None:
             cache = self._columns[key] = ColumnCache(counter=counter)
         return cache
-
-    def _shown(self, rows: int) -> int:
-        """How many lines are drawn: in a single row they would hide each other, so there it is the first."""
-        if rows > 1:
-            return len(self.chart.lines)
-        return 2 if self.chart.style is Style.SIGNED else 1
 
     def _legend(self, entries: list[Entry], marks: list[Entry], rows: int) -> list[Entry]:
         """The order of the legend: a limit is worth more than the last of many processes."""
@@ -158,46 +159,37 @@ class ChartPainter:
         low = chart.low if chart.low is not None else 0.0
         return low, max(self._high, low + 1e-9)
 
-    def _draw(
+    def _cells(
         self,
         extents: list[Extent],
         limits: list[Extent],
         axis: tuple[float, float],
         surface: Surface,
         rows: int,
-    ) -> Raster:
+    ) -> Cells:
         """Areas, then limits, then lines from the first to the last."""
         bottom, top = axis
-        inks, glyphs = surface.inks, surface.glyphs
+        inks, glyphs, lines = surface.inks, surface.glyphs, self.chart.lines
         raster = Raster(rows, surface.scale.columns, glyphs)
-        shown = self.chart.lines[: self._shown(rows)]
-        if not shown:
-            return raster
-        upper, lower = _dot_rows(extents[: len(shown)], axis, raster)
+        upper, lower = _dot_rows(extents, axis, raster)
         base_row = to_dot_row(min(max(0.0, bottom), top), bottom, top, raster.dot_rows)
-        # An area is a tint of the background; in a single row cells are too coarse for that: there it is of dots.
-        solid = rows == 1
-        for number, line in enumerate(shown):
-            there = upper[number] <= lower[number]
-            if solid:
-                np.minimum(upper[number], base_row, out=upper[number], where=there)
-                np.maximum(lower[number], base_row, out=lower[number], where=there)
-            elif line.fill and surface.palette.tint:
+        for number, line in enumerate(lines):
+            if line.fill and surface.palette.tint:
+                there = upper[number] <= lower[number]
                 start = np.where(there, np.minimum(upper[number], base_row), 1).astype(np.int16)
                 end = np.where(there, np.maximum(lower[number], base_row), 0).astype(np.int16)
                 raster.area[covered(start, end, rows, glyphs)] = 1 + inks.line(line.color)
-        if self.chart.style is Style.SIGNED and rows > 1:
+        if self.chart.style is Style.SIGNED:
             raster.horizontal(base_row, inks.rule)
-        if limits and rows > 1:
+        if limits:
             upper_limits, lower_limits = _dot_rows(limits, axis, raster)
             # Dashes lie on the grid of absolute cells, so that they scroll along.
             off = (np.arange(raster.dot_columns) // glyphs.dots_x + surface.scale.first) % 2 == 1
             upper_limits[:, off], lower_limits[:, off] = 1, 0
             dashes = to_bits(upper_limits, lower_limits, rows, glyphs)
             raster.lines(dashes, [inks.limit] * len(limits))
-        bits = to_bits(upper, lower, rows, glyphs)
-        raster.lines(bits, [inks.line(line.color) for line in shown])
-        return raster
+        raster.lines(to_bits(upper, lower, rows, glyphs), [inks.line(line.color) for line in lines])
+        return glyphs.table[raster.bits], spread_color(raster.color, raster.bits != 0), raster.area
 
     # ------------------------------------------------------------------------------------------------ strips
 
@@ -260,6 +252,13 @@ def value_at(view: SeriesView, time_ns: int, gap_ns: int, *, counter: bool = Fal
     pair = slice(last - 2, last)
     growth = rate(SeriesView(view.start_ns[pair], view.end_ns[pair], view.value[pair])).value
     return float(growth[0]) if len(growth) else None
+
+
+def _spark_cells(line: Line, extent: Extent, axis: tuple[float, float], surface: Surface) -> Cells:
+    """A chart of one row: its first line, as blocks."""
+    codes = sparkline(*extent, *axis, surface.glyphs)[None, :]
+    color = np.full(codes.shape, surface.inks.line(line.color), np.uint8)
+    return codes, color, np.zeros(codes.shape, np.uint8)
 
 
 def _dot_rows(extents: list[Extent], axis: tuple[float, float], raster: Raster) -> tuple[I16Array, I16Array]:

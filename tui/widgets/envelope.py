@@ -53,11 +53,11 @@ def envelope(view: SeriesView, first: int, count: int, column_ns: int, gap_ns: i
     joined[-1] = False
 
     edges = np.arange(first, first + count + 1, dtype=np.int64) * column_ns
-    at_edges = _values_at_edges(times, values, joined, edges)
+    # Where each column's points begin among all points.
+    bounds = np.searchsorted(times, edges, "left")
+    at_edges = _values_at_edges(times, values, joined, edges, bounds)
     np.fmin(at_edges[:-1], at_edges[1:], out=low)
     np.fmax(at_edges[:-1], at_edges[1:], out=high)
-    # Where each column's points begin among all points; the extremes of those that have any.
-    bounds = np.searchsorted(times, edges)
     filled = np.flatnonzero(bounds[1:] > bounds[:-1])
     if len(filled):
         values = values[bounds[0] : bounds[-1]]
@@ -72,17 +72,20 @@ def _values_at_edges(
     values: F64Array,
     joined: NDArray[np.bool_],
     edges: NDArray[np.int64],
+    following: NDArray[np.int64],
 ) -> F64Array:
-    """Value of the polyline at the edges of the columns; NaN where no segment crosses the edge."""
-    right = np.searchsorted(times, edges, "right")
-    left = np.maximum(right - 1, 0)
-    crossed = (right > 0) & (right < len(times)) & joined[left]
-    right = np.minimum(right, len(times) - 1)
-    span = (times[right] - times[left]).astype(np.float64)
+    """Value of the polyline at the edges of the columns, coming from the left; NaN where no segment does.
+
+    `following` numbers the first point at or after each edge.
+    """
+    left = np.maximum(following - 1, 0)
+    right = np.minimum(following, len(times) - 1)
+    reached = (following > 0) & (following < len(times)) & joined[left]
+    span = np.maximum(times[right] - times[left], 1)
+    share = (edges - times[left]) / span
     with np.errstate(over="ignore", invalid="ignore"):
-        share = (edges - times[left]) / np.maximum(span, 1.0)
-        at_edge = values[left] * (1.0 - share) + values[right] * share
-    at_edge[~crossed] = np.nan
+        at_edge: F64Array = values[left] * (1.0 - share) + values[right] * share
+    at_edge[~reached] = np.nan
     return at_edge
 
 

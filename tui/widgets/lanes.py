@@ -15,30 +15,52 @@ from gpuprof.tui.widgets.envelope import usual_gap_ns
 IDLE_BELOW = 0.01
 
 
-def busy_shares(counter: SeriesView, first: int, count: int, cell_ns: int, gap_ns: int) -> F64Array:
-    """Share of each cell that a counter of busy ns grew by, 0..1; NaN: not observed.
+def busy_shares(
+    times: NDArray[np.int64], totals: F64Array, edges: NDArray[np.int64], gap_ns: int
+) -> F64Array:
+    """Shares [subject, cell] of the cells between `edges` that counters of busy ns grew by; NaN: not seen.
 
-    The counter is read between its readings by straight lines, so that a cell's share is exact where readings
-    meet its edges.
+    `totals` [subject, reading] are read at the same `times`. Between readings they are followed by straight
+    lines, so that a cell's share is exact where readings meet its edges.
     """
-    shares = np.full(count, np.nan)
-    counter = counter.since(first * cell_ns, before=2).until((first + count) * cell_ns)
-    if len(counter) < 2 or count <= 0:
+    shares = np.full((len(totals), len(edges) - 1), np.nan)
+    if len(times) < 2 or len(edges) < 2:
         return shares
-    times = counter.end_ns.astype(np.int64)
-    edges = np.arange(first, first + count + 1, dtype=np.int64) * cell_ns
     edges = np.clip(edges, times[0], times[-1])
-    # Relative to the first reading: float64 would round absolute times of weeks to fractions of a
-    # microsecond.
-    totals = np.interp(edges - times[0], times - times[0], counter.value)
+    right = np.clip(np.searchsorted(times, edges, "right"), 1, len(times) - 1)
+    left = right - 1
+    share = (edges - times[left]) / np.maximum(times[right] - times[left], 1)
+    at_edges = totals[:, left] * (1 - share) + totals[:, right] * share
     length = np.diff(edges)
     middle = np.searchsorted(times, edges[:-1] + length // 2, "right")
     middle = np.clip(middle, 1, len(times) - 1)
     pause = times[middle] - times[middle - 1]
-    grown = np.diff(totals)
-    seen = (length > 0) & (pause <= gap_ns) & (grown >= 0)
-    shares[seen] = np.minimum(grown[seen] / length[seen], 1.0)
+    seen = (length > 0) & (pause <= gap_ns)
+    grown = np.diff(at_edges, axis=1)
+    np.divide(grown, length, out=shares, where=seen & (grown >= 0))
+    np.minimum(shares, 1.0, out=shares)
     return shares
+
+
+def _shares_of(counters: Sequence[SeriesView], edges: NDArray[np.int64], gap_ns: int) -> F64Array:
+    """busy_shares of counters; those that are read together, as cores are, are computed together."""
+    tails = [view.since(int(edges[0]), before=2).until(int(edges[-1])) for view in counters[:1]]
+    count = len(tails[0]) if tails else 0
+    skipped = len(counters[0]) - count if tails else 0
+    alike = count > 0 and all(
+        len(view) >= count
+        and view.end_ns[-1] == counters[0].end_ns[-1]
+        and view.end_ns[skipped - len(counters[0])] == tails[0].end_ns[0]
+        for view in counters
+    )
+    if alike and len(tails[0].end_ns) and tails[0].end_ns[-1] == counters[0].end_ns[-1]:
+        totals = np.array([view.value[-count:] for view in counters])
+        return busy_shares(tails[0].end_ns.astype(np.int64), totals, edges, gap_ns)
+    rows = []
+    for counter in counters:
+        view = counter.since(int(edges[0]), before=2).until(int(edges[-1]))
+        rows.append(busy_shares(view.end_ns.astype(np.int64), view.value[None, :], edges, gap_ns))
+    return np.concatenate(rows) if rows else np.empty((0, len(edges) - 1))
 
 
 class ShareCache:
@@ -71,8 +93,8 @@ class ShareCache:
             shares[:, :known] = self._shares[:, kept : kept + known]
         else:
             self._gap_ns = max((usual_gap_ns(view) for view in counters[:4]), default=0)
-        for row, view in enumerate(counters):
-            shares[row, known:] = busy_shares(view, first + known, count - known, cell_ns, self._gap_ns)
+        edges = np.arange(first + known, first + count + 1, dtype=np.int64) * cell_ns
+        shares[:, known:] = _shares_of(counters, edges, self._gap_ns)
         self._shares, self._first, self._cell_ns, self._counters = shares, first, cell_ns, len(counters)
         self._known_ns = min((int(view.end_ns[-1]) for view in counters if len(view)), default=0)
         return shares
@@ -102,8 +124,8 @@ def group(shares: F64Array, rows: int) -> tuple[F64Array, F64Array, list[tuple[i
 def heat(mean: F64Array, highest: F64Array, glyphs: Glyphs, heats: int) -> tuple[NDArray[np.uint32], U8Array]:
     """Heat rows as (code points, level).
 
-    The height of a block is the mean; its level is the highest of the group, 1..heats, or 0 when idle. What was
-    not observed is blank.
+    The height of a block is the mean; its level is the highest of the group, 1..heats, or 0 when idle.
+    What was not observed is blank.
     """
     observed = ~np.isnan(mean)
     top = len(glyphs.shades) - 1

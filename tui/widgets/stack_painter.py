@@ -240,7 +240,7 @@ class StackPainter:
         if len(self.gpus) < 2:
             return ""
         chosen = next((gpu for gpu in self.gpus if gpu.uuid == self.gpu), None)
-        return "g: all GPUs" if chosen is None else f"g: GPU {chosen.index}"
+        return "all GPUs" if chosen is None else f"GPU {chosen.index} of {len(self.gpus)}"
 
 
 def margins(width: int) -> tuple[int, int]:

@@ -85,7 +85,8 @@ class Viewport:
             return
         column = before.columns - 1 if column is None else before.clamp(column)
         instant = before.time(column) + before.cell_ns // 2
-        end_ns = min(instant + window_ns * (before.columns - column) // before.columns, self.newest_ns)
+        cell_ns = TimeScale.ending_at(instant, window_ns, before.columns).cell_ns
+        end_ns = min((instant // cell_ns - column + before.columns) * cell_ns, self.newest_ns)
         if self._held_ns is not None:
             self._held_ns = end_ns
         if self._end_ns is not None:

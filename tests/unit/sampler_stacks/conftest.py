@@ -19,7 +19,8 @@ def _interpreters() -> list[str]:
     for version in _VERSIONS:
         paths = [path / "bin" / "python" for path in _PYENV.glob(f"{version}.*")]
         on_path = shutil.which(f"python{version}")
-        found += [str(path) for path in [*paths, *([Path(on_path)] if on_path else [])]]
+        system = [Path(on_path)] if on_path and "shims" not in on_path else []
+        found += [str(path) for path in [*paths, *system]]
     return found or [sys.executable]
 
 

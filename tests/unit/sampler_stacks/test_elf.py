@@ -30,7 +30,9 @@ def test_sections_segments_and_build_id_agree_with_readelf() -> None:
             section = elf.section(name)
             assert line is not None
             assert section is not None
-            assert (section.address, section.offset, section.size) == tuple(int(part, 16) for part in line.groups())
+            assert (section.address, section.offset, section.size) == tuple(
+                int(part, 16) for part in line.groups()
+            )
         frame = elf.section(".eh_frame")
         header = elf.section(".eh_frame_hdr")
         assert frame is not None
@@ -97,7 +99,12 @@ def test_hostile_files_are_refused_or_read_within_bounds(compile_c: Callable[...
         except ElfError:
             continue
         with elf:
-            for read in (elf.eh_frame, elf.function_symbols, lambda: elf.build_id, lambda: elf.dynamic_symbols({"main"})):
+            for read in (
+                elf.eh_frame,
+                elf.function_symbols,
+                lambda: elf.build_id,
+                lambda: elf.dynamic_symbols({"main"}),
+            ):
                 try:
                     read()
                 except ElfError:

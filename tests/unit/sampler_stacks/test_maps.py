@@ -25,7 +25,14 @@ def test_escapes_deleted_memfd_and_anonymous() -> None:
         "/opt/my env/bin/python3", "/opt/a\nb/lib\\odd.so", None, None, None, "[vdso]",
     ]  # fmt: skip
     assert [mapping.deleted for mapping in mappings] == [False, True, True, False, False, False]
-    assert [mapping.kind for mapping in mappings] == ["file", "file", "memfd", "anonymous", "anonymous", "vdso"]
+    assert [mapping.kind for mapping in mappings] == [
+        "file",
+        "file",
+        "memfd",
+        "anonymous",
+        "anonymous",
+        "vdso",
+    ]
     assert [mapping.name for mapping in mappings] == [
         "python3", "lib\\odd.so", "memfd:jit code", "[anon]", "[anon:v8 code]", "[vdso]",
     ]  # fmt: skip

@@ -1,0 +1,142 @@
+"""The whole program in a pseudo-terminal: the processes that it starts, and that none is left however it ends."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import select
+import signal
+import struct
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.root
+
+CODE = "import sys; sys.argv[0] = 'gpuprof-tui'; from gpuprof.tui.command import main; sys.exit(main())"
+NO_BPF = "--no-service"
+
+
+class Terminal:
+    """The program in a terminal of 120 x 40."""
+
+    def __init__(self, cwd: Path) -> None:
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            os.chdir(cwd)
+            environ = {k: v for k, v in os.environ.items() if not k.startswith("SUDO_")}
+            environ.update(TERM="xterm-256color", LANG="C.UTF-8")
+            os.execve(sys.executable, [sys.executable, "-c", CODE, NO_BPF], environ)
+        self.before = termios.tcgetattr(self.fd)
+        fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+        self.out = b""
+        self.code: int | None = None
+
+    def read(self, seconds: float) -> None:
+        if select.select([self.fd], [], [], seconds)[0]:
+            with suppress(OSError):
+                self.out += os.read(self.fd, 65536)
+
+    def until(self, condition: Callable[[], bool], seconds: float = 20) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, self.out[-2000:]
+            self.read(0.02)
+
+    def children(self) -> dict[str, int]:
+        """pids of the screen and the sampler, as far as they run."""
+        found: dict[str, int] = {}
+        with suppress(OSError):
+            for pid in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split():
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+                for name in ("gpuprof.tui", "gpuprof.sampler"):
+                    if name.encode() in words:
+                        found[name] = int(pid)
+        return found
+
+    def ended(self) -> bool:
+        if self.code is None:
+            pid, state = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.code = os.waitstatus_to_exitcode(state)
+        return self.code is not None
+
+    def close(self) -> None:
+        if not self.ended():
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+        with suppress(OSError):
+            os.close(self.fd)
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Iterator[Terminal]:
+    made = Terminal(tmp_path)
+    made.until(lambda: b"\x1b[?1049h" in made.out and len(made.children()) == 2)
+    yield made
+    made.close()
+
+
+def _gone(pids: list[int]) -> bool:
+    return not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+
+
+def _family(pids: list[int]) -> list[int]:
+    """These processes and all below them, the sampler's loader among them."""
+    found = list(pids)
+    for pid in found:
+        with suppress(OSError):
+            for task in os.listdir(f"/proc/{pid}/task"):
+                found += [int(p) for p in Path(f"/proc/{pid}/task/{task}/children").read_text().split()]
+    return found
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_ends_all_of_it_within_a_second(terminal: Terminal, signum: int) -> None:
+    pids = _family([terminal.pid])
+    assert len(pids) >= 3
+    begin = time.monotonic()
+    os.kill(terminal.pid, signum)
+    terminal.until(terminal.ended, 5)
+    took = time.monotonic() - begin
+    terminal.until(lambda: _gone(pids), max(0.0, 1.0 - took))
+    terminal.read(0.05)
+    assert terminal.out.rindex(b"\x1b[?1049l") > terminal.out.rindex(b"\x1b[?1049h")
+    assert b"Traceback" not in terminal.out
+
+
+def test_q_ends_all_of_it(terminal: Terminal) -> None:
+    pids = _family([terminal.pid])
+    terminal.until(lambda: b"quit" in terminal.out)
+    os.write(terminal.fd, b"q")
+    terminal.until(terminal.ended, 5)
+    assert terminal.code == 0
+    terminal.until(lambda: _gone(pids), 1.0)
+
+
+def test_closing_the_terminal_ends_all_of_it(terminal: Terminal) -> None:
+    pids = _family([terminal.pid])
+    os.close(terminal.fd)
+    deadline = time.monotonic() + 2.0
+    while not (terminal.ended() and _gone(pids)):
+        assert time.monotonic() < deadline, [pid for pid in pids if not _gone([pid])]
+        time.sleep(0.01)
+
+
+def test_a_sampler_that_dies_under_the_screen_is_replaced(terminal: Terminal) -> None:
+    first = terminal.children()["gpuprof.sampler"]
+    terminal.until(lambda: b"quit" in terminal.out)
+    os.kill(first, signal.SIGKILL)
+    terminal.until(lambda: terminal.children().get("gpuprof.sampler", first) != first)
+    second = terminal.children()["gpuprof.sampler"]
+    # The screen is connected again: the new sampler has a client that it sends to.
+    terminal.out = b""
+    terminal.until(lambda: b"sampler" in terminal.out or len(terminal.out) > 5000)
+    assert terminal.children()["gpuprof.sampler"] == second
+    assert not terminal.ended()

@@ -1,0 +1,217 @@
+"""CPU stacks end to end with real eBPF: planted callers are found, by name, in their ratio, complete to the root."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from gpuprof.bpf.programs import StackPrograms
+from gpuprof.sampler.cpu_stacks import CpuStacks
+from gpuprof.snapshots.errors import GpuprofError
+from gpuprof.snapshots.frames import FrameKind, Hello, Query, SourceStatus
+from gpuprof.snapshots.history import History
+
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root"),
+]
+
+WORKLOADS = Path(__file__).parent / "workloads"
+HZ = 499
+WARM_UP_S = 1.5
+CAPTURE_S = 8.0
+PYENV = Path.home() / ".pyenv" / "versions"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A node of the tree that has samples of its own: names from the process down, and their number."""
+
+    path: tuple[str, ...]
+    lines: tuple[int, ...]
+    kinds: tuple[FrameKind, ...]
+    weight: float
+
+
+@dataclass
+class Capture:
+    history: History
+    pids: dict[str, int]
+    begin_ns: int
+    end_ns: int
+    status: SourceStatus
+    first_ns: dict[str, int]
+
+    def rows(self, workload: str) -> list[Row]:
+        tree = self.history.query(
+            Query(
+                id=1, tree="cpu", start_ns=self.begin_ns, end_ns=self.end_ns, pids=[self.pids[workload]],
+                min_fraction=0.0, max_nodes=1 << 20,
+            )
+        )  # fmt: skip
+        paths: list[tuple[tuple[str, ...], tuple[int, ...], tuple[FrameKind, ...]]] = []
+        rows = []
+        for node, parent in enumerate(tree.parent.tolist()):
+            if node == 0:
+                paths.append(((), (), ()))
+                continue
+            names, lines, kinds = paths[parent]
+            here = (
+                (*names, tree.strings[int(tree.name[node])]),
+                (*lines, int(tree.line[node])),
+                (*kinds, FrameKind(int(tree.kind[node]))),
+            )
+            paths.append(here)
+            if tree.self_weight[node]:
+                rows.append(Row(*here, float(tree.self_weight[node])))
+        return rows
+
+
+def interpreters() -> dict[str, str]:
+    """CPython versions of this machine."""
+    found = {"this": sys.executable}
+    for version in ("3.9", "3.10", "3.11", "3.12", "3.13", "3.14", "3.15"):
+        for path in PYENV.glob(f"{version}.*/bin/python"):
+            if path.is_file():
+                found[version] = str(path)
+    return found
+
+
+VERSIONS = interpreters()
+
+
+def fresh_history() -> History:
+    return History(
+        Hello(
+            version=1, host="test", boot_id="", kernel="", cpu_count=os.cpu_count() or 1,
+            mono_ns=time.monotonic_ns(), wall_ns=time.time_ns(), sampler_version="", sampler_pid=os.getpid(),
+            cpu_hz=HZ, nvml_hz=0, privileged=True,
+        )
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def capture(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Capture]:
+    """All workloads at once, sampled for a while: loading the programs costs more than the capture."""
+    if shutil.which("gcc") is None:
+        pytest.skip("no gcc")
+    chain = tmp_path_factory.mktemp("chain") / "chain"
+    subprocess.run(["gcc", "-O2", "-fomit-frame-pointer", "-o", chain, WORKLOADS / "chain.c"], check=True)
+    try:
+        programs = StackPrograms.load(HZ)
+    except GpuprofError as error:
+        pytest.skip(f"no eBPF here: {error}")
+    history = fresh_history()
+    stacks = CpuStacks(history, programs, HZ)
+    started: dict[str, subprocess.Popen[bytes]] = {}
+    seconds = str(WARM_UP_S + CAPTURE_S + 60)
+    try:
+        stacks.start()
+        # One is started under the running sampler in each way: all of them must be picked up.
+        started["chain"] = subprocess.Popen([str(chain), seconds])
+        for version, path in VERSIONS.items():
+            started[version] = subprocess.Popen([path, str(WORKLOADS / "planted.py"), seconds])
+        started["thread"] = subprocess.Popen(
+            [sys.executable, str(WORKLOADS / "planted.py"), seconds, "--thread"]
+        )
+        time.sleep(WARM_UP_S)
+        begin = time.monotonic_ns()
+        time.sleep(CAPTURE_S)
+        end = time.monotonic_ns()
+        time.sleep(0.5)
+        status = stacks.status()
+    finally:
+        for process in started.values():
+            process.kill()
+            process.wait()
+        stacks.stop()
+    yield Capture(history, {name: process.pid for name, process in started.items()}, begin, end, status, {})
+
+
+def test_the_source_is_well(capture: Capture) -> None:
+    assert (capture.status.state, capture.status.reason) == ("ok", "")
+    assert capture.status.invalid == 0
+    assert capture.status.lost <= capture.status.samples * 0.001
+
+
+@pytest.mark.parametrize("version", [*VERSIONS, "thread"])
+def test_python_samples_are_complete_and_named(capture: Capture, version: str) -> None:
+    rows = capture.rows(version)
+    total = sum(row.weight for row in rows)
+    assert total > 100
+    outermost = "Thread._bootstrap" if version == "thread" else "<module>"
+    if version in {"3.9", "3.10"}:
+        outermost = outermost.rpartition(".")[2]
+    complete = sum(
+        row.weight for row in rows
+        if not any(kind == FrameKind.UNKNOWN for kind in row.kinds) and outermost in row.path and "work" in row.path
+    )  # fmt: skip
+    if version == "thread":  # the main thread only waits
+        total = sum(
+            row.weight for row in rows if "main" not in row.path and "__libc_start_main" not in row.path
+        )
+    assert complete / total >= 0.99, [row for row in rows if "work" not in row.path]
+
+
+@pytest.mark.parametrize("version", [*VERSIONS, "thread"])
+def test_planted_ratio_in_python(capture: Capture, version: str) -> None:
+    rows = [row for row in capture.rows(version) if "burn" in row.path]
+    total = sum(row.weight for row in rows)
+    method = "native_five" if version in {"3.9", "3.10"} else "Sorter.native_five"
+    for name, share in (("plain_two", 2 / 18), (method, 5 / 18), ("generator_eleven", 11 / 18)):
+        found = sum(row.weight for row in rows if name in row.path)
+        bound = 4.5 * (total * share * (1 - share)) ** 0.5
+        assert abs(found - total * share) < bound, (name, found, total)
+
+
+@pytest.mark.parametrize("version", [*VERSIONS, "thread"])
+def test_python_calls_through_native_code_are_in_order(capture: Capture, version: str) -> None:
+    rows = [row for row in capture.rows(version) if row.path[-1] == "burn"]
+    prefix = "" if version in {"3.9", "3.10"} else "Sorter."
+    through_c = [row for row in rows if f"{prefix}native_five" in row.path]
+    assert through_c
+    for row in through_c:
+        at = [
+            row.path.index(name)
+            for name in ("work", f"{prefix}native_five", "list_sort", f"{prefix}key", "burn")
+        ]
+        assert at == sorted(at)
+        assert not any(name.startswith("_PyEval_EvalFrameDefault") for name in row.path)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_hot_line(capture: Capture, version: str) -> None:
+    source = (WORKLOADS / "planted.py").read_text().splitlines()
+    loop = source.index("    for _ in range(units * UNIT):") + 1
+    rows = [
+        row for row in capture.rows(version) if row.path[-1] == "burn" and row.kinds[-1] == FrameKind.PYTHON
+    ]
+    total = sum(row.weight for row in rows)
+    on_loop = sum(row.weight for row in rows if row.lines[-1] in {loop, loop + 1})
+    assert on_loop / total >= 0.95
+
+
+def test_native_chain(capture: Capture) -> None:
+    rows = capture.rows("chain")
+    total = sum(row.weight for row in rows)
+    assert total > 100
+    burning = [row for row in rows if "chain_burn" in row.path]
+    named = sum(row.weight for row in burning)
+    assert named / total >= 0.99
+    for row in burning:
+        path = row.path[row.path.index("main") :]
+        assert path[:4] in {
+            ("main", "chain_one", "chain_one_inner", "chain_burn"), ("main", "chain_three", path[2], path[3]),
+        }  # fmt: skip
+        assert row.path[1] in {"_start", "__libc_start_main", "main"} or row.path[1].startswith("libc")
+    one = sum(row.weight for row in burning if "chain_one" in row.path)
+    three = sum(row.weight for row in burning if "chain_three_compare" in row.path)
+    assert one + three == named
+    assert abs(one - named / 4) < 4.5 * (named * 3 / 16) ** 0.5
