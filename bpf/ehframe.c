@@ -1,24 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-// .eh_frame -> unwind rows for the BPF programs (x86-64). ehframe_python.py is the same in Python and gives identical rows.
+// .eh_frame -> unwind rows for the BPF programs (x86-64). ehframe_python.py is the same in Python and gives identical
+// rows.
 //
-// The format (System V ABI, LSB "Exception Frames", DWARF 5 section 6.4): a sequence of entries {u32 length, u32 id, ...};
-// id 0 is a CIE (defaults: alignment factors, return address register, augmentation, initial instructions), any other id
-// is an FDE and the distance back to its CIE: address range, instructions. Instructions build a table of rules by address:
-// how to find the canonical frame address (CFA) and saved registers. We keep the CFA, rbp and whether there is a caller.
+// The format (System V ABI, LSB "Exception Frames", DWARF 5 section 6.4): a sequence of entries {u32 length, u32 id,
+// ...}; id 0 is a CIE (defaults: alignment factors, return address register, augmentation, initial instructions), any
+// other id is an FDE and the distance back to its CIE: address range, instructions. Instructions build a table of
+// rules by address: how to find the canonical frame address (CFA) and saved registers. We keep the CFA, rbp and
+// whether there is a caller.
 //
-// A rule is packed in 8 bytes: u8 cfa kind, u8 rbp kind, s16 rbp offset, s32 cfa offset (layout.bpf.h, struct unwind_rule).
-// A row is u32: index of its rule << 16 | low half of the linked address it begins at. Rows are sorted; a row holds up to
-// the next one. Row 0 stands before all others and has rule 0 (none). `page_starts[p]` is the first row in the p-th 64 KiB.
+// A rule is packed in 8 bytes: u8 cfa kind, u8 rbp kind, s16 rbp offset, s32 cfa offset (layout.bpf.h, struct
+// unwind_rule). A row is u32: index of its rule << 16 | low half of the linked address it begins at. Rows are sorted;
+// a row holds up to the next one. Row 0 stands before all others and has rule 0 (none). `page_starts[p]` is the first
+// row in the p-th 64 KiB.
 //
-// Input is hostile: every read is checked, FDEs outside of executable ranges are dropped, rows, rules, pages and the total
-// number of instructions are bounded.
+// Input is hostile: every read is checked, FDEs outside of executable ranges are dropped, rows, rules, pages and the
+// total number of instructions are bounded.
 #include "ehframe_instructions.h"
 
 #define EXPORT __attribute__((visibility("default")))
 
 // ------------------------------------------------------------------------------------------------------------- entries
 
-// Reads the length field; false at the end of what is well-formed. An empty body (terminator) is passed over by the caller.
+// Reads the length field; false at the end of what is well-formed. An empty body (terminator) is passed over by the
+// caller.
 static bool read_entry(const struct builder *b, uint64_t offset, struct reader *body) {
     struct reader r = {b->section + offset, b->section + b->size};
     if (b->size - offset < 4)
@@ -244,8 +248,8 @@ EXPORT void gpuprof_ehframe_free(struct gpuprof_ehframe *out) {
     memset(out, 0, sizeof *out);
 }
 
-// Builds the rows of a section that is linked at `address`. Returns 0, or the reason why there are none; then there is
-// nothing to free.
+// Builds the rows of a section that is linked at `address`. Returns 0, or the reason why there are none; then there
+// is nothing to free.
 EXPORT int gpuprof_ehframe_build(const uint8_t *section, uint64_t size, uint64_t address, const uint64_t *ranges,
                                  uint64_t range_count, struct gpuprof_ehframe *out) {
     memset(out, 0, sizeof *out);

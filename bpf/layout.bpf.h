@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-// Structures shared with user space: records.py (record, control message) and sampler/unwind_tables.py (tables) mirror them.
+// Structures shared with user space: records.py (record, control message) and sampler/unwind_tables.py (tables)
+// mirror them.
 
 #define MAX_KERNEL_FRAMES 64
 #define MAX_USER_FRAMES 128
@@ -69,8 +70,8 @@ struct control_message {
     u64 address;  // FORK: pid of the parent; UNKNOWN_MAPPING and NO_RULE: the program counter
 };
 
-// One executable mapping. A process has a run of them, sorted by address, after a head entry whose `start` is the run's
-// serial number.
+// One executable mapping. A process has a run of them, sorted by address, after a head entry whose `start` is the
+// run's serial number.
 #define MAPPING_TABLE 0
 #define MAPPING_FRAME_POINTER 1  // generated code (anonymous memory): rbp chain
 #define MAPPING_NO_TABLE 2       // a file without unwind rules
@@ -121,8 +122,8 @@ struct unwind_rule {
     s32 cfa_offset;
 };
 
-// Where CPython keeps what the walk reads. `heads`: of each interpreter, the address of the field that points to its newest
-// thread state.
+// Where CPython keeps what the walk reads. `heads`: of each interpreter, the address of the field that points to its
+// newest thread state.
 #define MAX_INTERPRETERS 8
 struct python_layout {
     u64 heads[MAX_INTERPRETERS];

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 // Processes come and go: raw tracepoints that keep `processes` true without waiting for user space.
-// A fork inherits its parent's tables, an exec and an exit drop them. Messages go out only for processes that were seen.
+// A fork inherits its parent's tables, an exec and an exit drop them. Messages go out only for processes that were
+// seen.
 
 static __always_inline void forget_process(u32 pid, u32 reason) {
     u64 asked = ((u64)MESSAGE_NEW_PROCESS << 32) | pid;

@@ -36,6 +36,7 @@ INSTALL_HINT = "Install it with: apt install python3-bpfcc"
 _IMPOSTOR_HINT = "PyPI's bcc is an unrelated package: pip uninstall bcc, then apt install python3-bpfcc"
 _ROOT_HINT = "Run it as root, or with CAP_BPF, CAP_PERFMON and CAP_SYS_RESOURCE."
 _CAP_SYS_ADMIN, _CAP_PERFMON, _CAP_BPF = 21, 38, 39
+_FIRST_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of the kernel, part of its ABI
 _BPF_PROG_TYPE_RAW_TRACEPOINT = 17
 _BPF_PROG_TYPE_PERF_EVENT = 7
 
@@ -102,6 +103,16 @@ def check_permission(status: str, lockdown: str) -> None:
         )
 
 
+def check_pid_namespace(inode: int) -> None:
+    """GpuprofError unless this is the machine's first pid namespace, whose pids the programs see."""
+    if inode != _FIRST_PID_NAMESPACE:
+        raise GpuprofError(
+            "CPU stacks need the pids of the host, and this is a pid namespace of its own",
+            "Run the container with the host's pids (--pid=host, or hostPID: true).",
+            EXIT_UNAVAILABLE,
+        )
+
+
 def paste_includes(name: str, directory: Path, seen: set[str] | None = None) -> str:
     """A source with its own quoted includes in place, each once: bcc rewrites map operations in the main file
     only.
@@ -161,6 +172,7 @@ class Loader:
         check_permission(
             Path("/proc/self/status").read_text(), lockdown.read_text() if lockdown.exists() else ""
         )
+        check_pid_namespace(os.stat("/proc/self/ns/pid").st_ino)
         bcc = find_bcc()
         try:
             offsets = kernel_offsets(Btf.of_kernel())

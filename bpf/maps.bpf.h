@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-// BPF maps and the scratch of one walk. ROW_BLOCKS, MAPPINGS, PAGES, SAMPLE_RING_PAGES are defined by the loader.
+// BPF maps and the scratch of one walk. The loader defines their sizes: MAPPINGS, PAGES, ROW_BLOCKS, RULES,
+// PYTHON_LAYOUTS, SAMPLE_RING_PAGES.
 
 #define BPF_F_MMAPABLE_FLAG 1024
-#define RULES 65536
-#define PYTHON_LAYOUTS 1024
 #define RULE_CACHE 2048
 
 // Bounds a value for the verifier; plain `&` is dropped by LLVM when it believes to know better.

@@ -34,7 +34,8 @@ static __always_inline int find_mapping(struct walk *w, u64 address) {
 }
 
 // The rule of the last row at or below the linked address; CFA_NONE when the binary has none there.
-static __always_inline int find_rule_in_table(struct walk *w, struct unwind_mapping *m, u64 pc, struct unwind_rule *rule) {
+static __always_inline int find_rule_in_table(struct walk *w, struct unwind_mapping *m, u64 pc,
+                                              struct unwind_rule *rule) {
     u64 linked = pc - m->bias;
     u32 page = (u32)(linked >> 16) - m->first_page;
     if (page >= m->pages)
@@ -97,8 +98,8 @@ static __always_inline int follows_call(u64 address) {
     return b7 == 0xff && b6 == 0x94;  // call *disp32(sib)
 }
 
-// A frame without a rule, by its frame pointer. In code of a file the caller must look like one, in generated code the
-// chain is taken as it is.
+// A frame without a rule, by its frame pointer. In code of a file the caller must look like one, in generated code
+// the chain is taken as it is.
 static __always_inline int step_by_frame_pointer(struct walk *w, int must_follow_call) {
     u64 saved[2] = {};
     if ((w->bp & 7) || w->bp < w->sp || w->bp - w->sp >= MAX_FRAME_POINTER_STEP)
@@ -239,7 +240,7 @@ static __always_inline int step(struct walk *w) {
     return apply_rule(w, &rule);
 }
 
-// Up to `frames` frames. Returns STEP_NEXT when there may be more.
+// Up to FRAMES_PER_PROGRAM frames. Returns STEP_NEXT when there may be more.
 static __always_inline int walk_native(struct walk *w) {
     int result = STEP_NEXT;
 #pragma clang loop unroll(disable)

@@ -103,6 +103,8 @@ class StackPrograms:
             "ROW_BLOCKS": sizes.row_blocks,
             "MAPPINGS": sizes.mappings,
             "PAGES": sizes.pages,
+            "RULES": sizes.rules,
+            "PYTHON_LAYOUTS": sizes.python_layouts,
             "SAMPLE_RING_PAGES": ring_bytes // 4096,
             "FRAMES_PER_PROGRAM": 32,
             "PYTHON_FRAMES_PER_PROGRAM": 128,
@@ -126,7 +128,7 @@ class StackPrograms:
                     syscalls.raw_tracepoint_open(tracepoint, self.programs[name])
                     for name, tracepoint in TRACEPOINTS.items()
                 ]
-            self.follow_cpus()
+            self._open_cpus()
         except OSError as error:
             self.stop()
             raise GpuprofError(
@@ -143,6 +145,10 @@ class StackPrograms:
 
     def follow_cpus(self) -> None:
         """Sample CPUs that came online since, and let go of those that went; call it now and then."""
+        with contextlib.suppress(OSError):  # tried again at the next call
+            self._open_cpus()
+
+    def _open_cpus(self) -> None:
         try:
             online = set(online_cpus(Path("/sys/devices/system/cpu/online").read_text()))
         except OSError:

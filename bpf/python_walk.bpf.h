@@ -6,7 +6,8 @@
 #define SHIM_OWNER 3  // 3.12+: a frame that the C eval loop keeps on its own stack to mark an entry
 #define TAG_BITS 7ull  // 3.14+: low bits of a _PyStackRef
 
-// PyThreadState.thread_id is pthread_self(), which on x86-64 is the thread pointer. New states are pushed at the list's head.
+// PyThreadState.thread_id is pthread_self(), which on x86-64 is the thread pointer. New states are pushed at the
+// list's head.
 static __always_inline u64 find_thread_state(struct walk *w, struct python_layout *layout, struct thread_key *key) {
     u64 state = 0, id = 0, next = 0;
     u64 *known = thread_states.lookup(key);

@@ -78,7 +78,8 @@ static __always_inline void add_word(struct walk *w, u64 word) {
     w->n_words = n + 1;
 }
 
-// The frame at w->pc and w->sp: program counter, and how far its stack pointer is above the previous frame's, in words.
+// The frame at w->pc and w->sp: program counter, and how far its stack pointer is above the previous frame's, in
+// words.
 static __always_inline void add_user_frame(struct walk *w) {
     u64 delta = (w->sp - w->previous_sp) >> 3;
     if (delta > 0xffff)

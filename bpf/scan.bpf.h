@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-// A frame that no rule describes (hand-written assembly): look up the stack for a return address. A word counts as one when
-// it points into code with unwind rules, right behind a call instruction that may have led here. Such a frame is a guess and is flagged. The stack
-// below a frame's end may hold return addresses of earlier calls: a guess from which the walk does not get far is taken
-// back, and the scan goes on behind it.
+// A frame that no rule describes (hand-written assembly): look up the stack for a return address. A word counts as
+// one when it points into code with unwind rules, right behind a call instruction that may have led here. Such a
+// frame is a guess and is flagged. A frame's unused part may hold return addresses of earlier calls: a guess from
+// which the walk does not get far is taken back, and the scan goes on behind it.
 
 #define SCAN_WORDS 64  // read at once, by one program
 #define SCAN_WINDOW 4096
@@ -92,8 +92,8 @@ static __always_inline void take_back_guess(struct walk *w) {
     w->previous_sp = w->scan_sp;
 }
 
-// Looks at the next SCAN_WORDS words above scan_sp + scan_offset. A direct call of the code that we are in is taken at
-// once; the first other candidate only when the whole window has no such call.
+// Looks at the next SCAN_WORDS words above scan_sp + scan_offset. A direct call of the code that we are in is taken
+// at once; the first other candidate only when the whole window has no such call.
 static __always_inline int scan_stack(struct walk *w) {
     u64 offset = w->scan_offset, base = w->scan_sp + offset;
     int readable = offset < SCAN_WINDOW && !bpf_probe_read_user(w->scan, SCAN_WORDS * 8, (void *)base);

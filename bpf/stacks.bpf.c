@@ -2,8 +2,8 @@
 // Stack samples of the CPU clock: kernel frames, native frames by .eh_frame rules, Python frames, one record each.
 //
 // The work is cut into programs that tail-call each other, so that each stays well within the verifier's limit:
-//     cpu_clock -> native (32 frames, again and again) -> scan when no rule is known -> native ... -> python -> record
-// The includes are pasted in by the loader, since bcc rewrites map operations in the main file only.
+//     cpu_clock -> native (32 frames, again and again) -> scan when no rule is known -> native ... -> python ->
+// record The includes are pasted in by the loader, since bcc rewrites map operations in the main file only.
 #include "layout.bpf.h"
 #include "maps.bpf.h"
 #include "record.bpf.h"
@@ -19,14 +19,16 @@
 
 #define CALLS_AT_THE_END 3     // python twice, and one to spare
 
-// Is it worth looking for a caller by scanning the stack? Not when the walk is complete, or the stack not readable at all.
+// Is it worth looking for a caller by scanning the stack? Not when the walk is complete, or the stack not readable at
+// all.
 static __always_inline int may_scan(struct walk *w, int reason) {
     if (reason != STOP_NO_RULE && reason != STOP_NO_MAPPING && reason != STOP_UNREADABLE)
         return 0;
     return w->scans < MAX_SCANS && w->calls < MAX_TAIL_CALLS - CALLS_AT_THE_END - 2;
 }
 
-// Did the walk that followed from a guess end too soon to be right? Only an outermost frame that says so ends it well.
+// Did the walk that followed from a guess end too soon to be right? Only an outermost frame that says so ends it
+// well.
 static __always_inline int guess_was_wrong(struct walk *w, int reason) {
     return w->scans && reason != STOP_ROOT && reason != STOP_TOO_DEEP &&
            w->record.header.n_user < w->guess_user + SHORT_WALK;

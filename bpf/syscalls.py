@@ -23,10 +23,11 @@ _BPF_RAW_TRACEPOINT_OPEN = 17
 _BPF_ENABLE_STATS = 32
 _ATTR_BYTES = 128
 
+MAX_HZ = 10_000
+
 _PERF_TYPE_SOFTWARE = 1
 _PERF_COUNT_SW_CPU_CLOCK = 0
 _PERF_ATTR_BYTES = 112  # PERF_ATTR_SIZE_VER5
-_PERF_FLAG_FREQ = 1 << 10
 _PERF_FLAG_DISABLED = 1 << 0
 _PERF_FLAG_EXCLUDE_IDLE = 1 << 7
 _PERF_FLAG_FD_CLOEXEC = 8
@@ -136,16 +137,24 @@ def raw_tracepoint_open(name: str, program: int) -> int:
     return _bpf(_BPF_RAW_TRACEPOINT_OPEN, attr, f"raw tracepoint {name}")
 
 
+def cpu_clock_attr(hz: int) -> bytes:
+    """struct perf_event_attr of a disabled CPU clock event, idle excluded. ValueError for a rate outside of
+    1..10,000.
+    """
+    if not 1 <= hz <= MAX_HZ:
+        raise ValueError(f"cannot sample at {hz} Hz")
+    period_ns = 1_000_000_000 // hz  # not a frequency, which perf_event_max_sample_rate would limit
+    flags = _PERF_FLAG_DISABLED | _PERF_FLAG_EXCLUDE_IDLE
+    fields = (_PERF_TYPE_SOFTWARE, _PERF_ATTR_BYTES, _PERF_COUNT_SW_CPU_CLOCK, period_ns, 0, 0, flags)
+    return struct.pack("<IIQQQQQ", *fields).ljust(_PERF_ATTR_BYTES, b"\0")
+
+
 def open_cpu_clock(cpu: int, hz: int, program: int) -> int:
-    """A CPU clock event of one CPU, all processes but idle, that runs the program `hz` times a second until
+    """A CPU clock event of one CPU, all processes but idle; runs the program `hz` times a second until
     closed.
     """
-    attr = bytearray(_PERF_ATTR_BYTES)
-    flags = _PERF_FLAG_FREQ | _PERF_FLAG_DISABLED | _PERF_FLAG_EXCLUDE_IDLE
-    struct.pack_into(
-        "<IIQQQQQ", attr, 0, _PERF_TYPE_SOFTWARE, len(attr), _PERF_COUNT_SW_CPU_CLOCK, hz, 0, 0, flags
-    )
-    buffer = ctypes.create_string_buffer(bytes(attr), len(attr))
+    attr = cpu_clock_attr(hz)
+    buffer = ctypes.create_string_buffer(attr, len(attr))
     result = _libc.syscall(
         ctypes.c_long(_NR_PERF_EVENT_OPEN), buffer, ctypes.c_int(-1), ctypes.c_int(cpu), ctypes.c_int(-1),
         ctypes.c_ulong(_PERF_FLAG_FD_CLOEXEC),

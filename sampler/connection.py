@@ -144,8 +144,7 @@ class Connection:
             return FrameError(f"a {request.KIND} frame is not a request")
         return None
 
-    # ------------------------------------------------------------------------------------------------
-    # subscription
+    # ------------------------------------------------------------------------------------------ subscription
 
     def _unsubscribe(self) -> None:
         if self._subscription is not None:
@@ -170,8 +169,7 @@ class Connection:
                 await self._fail(0, _described(error))
             self._hang_up()
 
-    # --------------------------------------------------------------------------------------------------
-    # requests
+    # ---------------------------------------------------------------------------------------------- requests
 
     def _start(self, answering: Coroutine[None, None, None], request_id: int) -> None:
         task = self._loop.create_task(self._guard(answering, request_id))
@@ -214,8 +212,7 @@ class Connection:
                 break
         return bytes(piece)
 
-    # ---------------------------------------------------------------------------------------------------
-    # sending
+    # ----------------------------------------------------------------------------------------------- sending
 
     async def _send(self, frames: Iterable[Frame], preface: bytes = b"") -> None:
         data = preface + b"".join([wire.pack(frame) for frame in frames])

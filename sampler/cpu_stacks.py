@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import deque
 
 from gpuprof.bpf.programs import StackPrograms
 from gpuprof.bpf.records import Batch
@@ -23,7 +24,10 @@ from gpuprof.snapshots.history import History
 from gpuprof.snapshots.tables import Tables
 
 TICK_S = 0.2  # the ring holds more, and fewer ticks cost less
+LOSSES = ("ring_full", "conflicts", "tail_call_failed")  # counters of samples that have no record
+DRAIN_NS = 50_000_000
 TIDY_NS = 10**9
+MAX_PENDING_WORDS = 4 << 20  # 32 MB of records that wait to be named; the oldest are dropped
 NICE = -10  # of the reader's thread, which takes a per cent or two of one core
 WANTED_FILES = 8192  # each binary and each Python process holds a descriptor
 
@@ -46,8 +50,12 @@ class CpuStacks:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._state, self._reason, self._hint = "starting", "", ""
-        self._samples = self._truncated = self._failures = 0
-        self._next_tidy_ns = 0
+        self._samples = self._truncated = self._failures = self._lost = 0
+        self._programs_lock = threading.Lock()  # they are closed by the reader and asked by others
+        self._next_tidy_ns = self._drained_ns = 0
+        self._pending: deque[Batch] = deque()
+        self._pending_words = 0
+        self._dropped = 0
 
     def start(self) -> None:
         """Begin sampling; the first stacks are in the history well within a second."""
@@ -64,21 +72,24 @@ class CpuStacks:
 
     def status(self) -> SourceStatus:
         """State and losses so far."""
-        counters = self._programs.counters() if self._programs.maps else {}
-        lost = sum(counters.get(name, 0) for name in ("ring_full", "conflicts", "tail_call_failed"))
+        with self._programs_lock:
+            if self._programs.maps:
+                counters = self._programs.counters()
+                self._lost = sum(counters.get(name, 0) for name in LOSSES)
         state, reason = self._state, self._reason
         if state == "ok":
             problems = [*self._follower.unsupported_pythons(), *_optional(self._tables.problem())]
             if problems:
                 state, reason = "degraded", "; ".join(problems)
         return SourceStatus(
-            name="cpu", state=state, reason=reason, hint=self._hint, lost=lost, invalid=self._failures,
+            name="cpu", state=state, reason=reason, hint=self._hint, lost=self._lost + self._dropped, invalid=self._failures,
             truncated=self._truncated, samples=self._samples,
         )  # fmt: skip
 
     def run_ns(self) -> int | None:
         """Time inside the BPF programs so far, where the kernel counts it."""
-        return self._programs.run_ns() if self._programs.maps else None
+        with self._programs_lock:
+            return self._programs.run_ns() if self._programs.maps else None
 
     def _run(self) -> None:
         _prefer_this_thread()
@@ -96,9 +107,9 @@ class CpuStacks:
             traceback.print_exc(file=sys.stderr)
             self._state, self._reason = "failed", f"the stack reader failed: {error!r}"
         finally:
-            self._programs.stop()
             self._follower.close()
-            self._programs.close()
+            with self._programs_lock:
+                self._programs.close()
             if self._state == "ok":
                 self._state = "off"
 
@@ -108,11 +119,39 @@ class CpuStacks:
         while not self._stop.is_set() and (left := deadline - time.monotonic()) > 0:
             readable, _, _ = select.select([self._programs.message_fd], [], [], left)
             if readable:
-                self._follower.handle(self._programs.messages())
+                self._follower.handle(self._programs.messages(), self._drain)
 
     def _tick(self) -> None:
-        batch = self._programs.read()
-        self._follower.handle(self._programs.messages())
+        # Messages first: what they publish is needed to name the samples that came with them.
+        self._drain()
+        self._follower.handle(self._programs.messages(), self._drain)
+        for _ in range(len(self._pending)):
+            if self._pending and not self._stop.is_set():
+                batch = self._pending.popleft()
+                self._pending_words -= len(batch.words)
+                self._consume_safely(batch)
+                self._drain()
+        now_ns = time.monotonic_ns()
+        if now_ns >= self._next_tidy_ns:
+            self._next_tidy_ns = now_ns + TIDY_NS
+            self._follower.tidy(now_ns)
+            self._programs.follow_cpus()
+
+    def _drain(self) -> None:
+        """Take what is in the ring, when it is time: it must not fill while tables and symbols are loaded."""
+        now_ns = time.monotonic_ns()
+        if now_ns - self._drained_ns >= DRAIN_NS:
+            self._drained_ns = now_ns
+            batch = self._programs.read()
+            if len(batch):
+                self._pending.append(batch)
+                self._pending_words += len(batch.words)
+            while self._pending_words > MAX_PENDING_WORDS:
+                dropped = self._pending.popleft()
+                self._pending_words -= len(dropped.words)
+                self._dropped += len(dropped)
+
+    def _consume_safely(self, batch: Batch) -> None:
         try:
             self.consume(batch)
         except (ValueError, IndexError, KeyError, OverflowError):
@@ -120,11 +159,6 @@ class CpuStacks:
             if not self._failures:
                 traceback.print_exc(file=sys.stderr)
             self._failures += len(batch)
-        now_ns = time.monotonic_ns()
-        if now_ns >= self._next_tidy_ns:
-            self._next_tidy_ns = now_ns + TIDY_NS
-            self._follower.tidy(now_ns)
-            self._programs.follow_cpus()
 
     def consume(self, batch: Batch) -> None:
         """Name the stacks of a batch and add them to the history."""
@@ -182,7 +216,7 @@ def _optional(text: str | None) -> list[str]:
 
 
 def _prefer_this_thread() -> None:
-    """On a machine where all cores are busy the reader would come too late and lose what the ring cannot hold."""
+    """Where all cores are busy the reader would come too late, and lose what the ring cannot hold."""
     try:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
     except OSError:

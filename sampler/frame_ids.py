@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from enum import IntEnum
 
+from gpuprof.sampler.symbols import Symbol
 from gpuprof.snapshots.frames import FrameKind
 from gpuprof.snapshots.tables import Tables
 
@@ -31,6 +32,7 @@ class FrameIds:
 
     def __init__(self) -> None:
         self._ids: dict[tuple[str, str, str, int, int], int] = {}
+        self._symbol_ids: dict[Symbol, int] = {}
         self._frames: list[tuple[str, str, str, int, int]] = []
         self.roles = bytearray()
         self._table_ids: list[int] = []
@@ -50,6 +52,13 @@ class FrameIds:
             self._frames.append(key)
             self.roles.append(role)
             self._table_ids.append(-1)
+        return found
+
+    def of_symbol(self, symbol: Symbol, binary: str) -> int:
+        """The id of a function of a binary."""
+        found = self._symbol_ids.get(symbol)
+        if found is None:
+            found = self._symbol_ids[symbol] = self.native(symbol.name, binary, symbol.known)
         return found
 
     def native(self, name: str, binary: str, known: bool) -> int:

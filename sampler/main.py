@@ -135,6 +135,7 @@ class _Run:
         finally:
             await server.close()
             await loop.run_in_executor(None, self._sources.stop, _STOP_SECONDS)
+            _end_children()
 
     def _hello(self) -> Hello:
         return hello(self._options, self._privileged)
@@ -203,6 +204,15 @@ def _follow_parent(control_fd: int, server: Server, stop: asyncio.Event) -> None
             stop.set()
 
     loop.add_reader(control.fileno(), readable)
+
+
+def _end_children() -> None:
+    """A loader that is still compiling has nobody to hand its programs to."""
+    for task in os.listdir("/proc/self/task"):
+        with suppress(OSError), open(f"/proc/self/task/{task}/children", encoding="ascii") as children:
+            for pid in children.read().split():
+                with suppress(OSError):
+                    os.kill(int(pid), signal.SIGKILL)
 
 
 def _raise_descriptor_limit() -> None:

@@ -42,12 +42,13 @@ class Merged:
     outer: tuple[int, ...] | None
 
 
-def find_host(address: int, sp0: int, distances: Sequence[int], native_complete: bool) -> int | None:
-    """Index of the native frame in whose part of the stack an address lies; None when it is not known.
+def find_hosts(
+    addresses: Sequence[int], sp0: int, distances: Sequence[int], native_complete: bool
+) -> tuple[int | None, ...]:
+    """Index of the native frame in whose part of the stack each address lies; None where it is not known.
 
-    `distances`: of each frame's stack pointer above the previous frame's, in words. A frame holds what lies
-    between its own stack pointer and its caller's; of the last frame that is known only when the walk is
-    complete.
+    `distances`: of each frame's stack pointer above the previous frame's, in words. A frame holds what lies between
+    its own stack pointer and its caller's; of the last frame that is known only when the walk is complete.
     """
     pointers = []
     pointer = sp0
@@ -56,12 +57,9 @@ def find_host(address: int, sp0: int, distances: Sequence[int], native_complete:
             break
         pointer += distance * 8
         pointers.append(pointer)
-    index = bisect_right(pointers, address) - 1
-    if index < 0 or (
-        index == len(pointers) - 1 and not (native_complete and len(pointers) == len(distances))
-    ):
-        return None
-    return index
+    end = len(pointers) - (not native_complete or len(pointers) < len(distances))
+    indices = (bisect_right(pointers, address) - 1 for address in addresses)
+    return tuple(index if 0 <= index < end else None for index in indices)
 
 
 def merge(

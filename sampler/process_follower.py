@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from gpuprof.bpf.records import ControlMessage, MessageReason
 from gpuprof.sampler.frame_ids import FrameIds
@@ -53,8 +53,11 @@ class ProcessFollower:
                 return
             self._publish(pid)
 
-    def handle(self, messages: Iterable[ControlMessage]) -> None:
-        """Do what the kernel side asks for. Several messages of one process are one piece of work."""
+    def handle(self, messages: Iterable[ControlMessage], between: Callable[[], None] = lambda: None) -> None:
+        """Do what the kernel side asks for. Several messages of one process are one piece of work.
+
+        `between` is called after each piece that may have taken long.
+        """
         wanted: dict[int, None] = {}
         for message in messages:
             pid, reason = message.pid, message.reason
@@ -75,6 +78,7 @@ class ProcessFollower:
                 self._python_due.setdefault(pid, (0, 0))
         for pid in wanted:
             self._publish(pid)
+            between()
         self._retry_python()
 
     def get(
@@ -145,7 +149,7 @@ class ProcessFollower:
 
     def unsupported_pythons(self) -> list[str]:
         """What the status says of living processes whose Python frames are not read."""
-        found = {p.unsupported_python: p.pid for p in self._processes.values() if p.unsupported_python}
+        found = {p.unsupported_python: p.pid for p in list(self._processes.values()) if p.unsupported_python}
         return [f"{words} in pid {pid}" for words, pid in sorted(found.items())]
 
     def close(self) -> None:

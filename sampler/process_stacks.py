@@ -25,6 +25,7 @@ NO_FRAME = -2  # a frame that is not there yet: its code object is not one
 NO_FRAME_ENTRY = -3  # the same, at the end of a group
 _SHIM_OWNER = 3
 _MAX_CACHED = 100_000
+_NOT_ASKED = -(1 << 65)
 _ADDRESS = (1 << 48) - 1
 
 
@@ -108,13 +109,12 @@ class ProcessStacks:
         binary = self._symbols.get(self.pid, mapping)
         if binary is None:
             return self._ids.native(f"[{mapping.name}]", mapping.name, known=False)
-        if mapping.start not in self._biases:
-            self._biases[mapping.start] = binary.load_bias(mapping.start, mapping.offset)
-        bias = self._biases[mapping.start]
+        bias = self._biases.get(at, _NOT_ASKED)
+        if bias == _NOT_ASKED:
+            bias = self._biases[at] = binary.load_bias(mapping.start, mapping.offset)
         if bias is None:
             return self._ids.native(f"[no symbols in {mapping.name}]", mapping.name, known=False)
-        symbol = binary.lookup(address - bias)
-        return self._ids.native(symbol.name, mapping.name, symbol.known)
+        return self._ids.of_symbol(binary.lookup(address - bias), mapping.name)
 
     def _resolve_jit(self, address: int, mapping: Mapping) -> int | None:
         if self._jit is None:

@@ -57,11 +57,17 @@ class Server:
         return len(self._clients)
 
     def adopt(self, fd: int) -> None:
-        """Serve an inherited, connected stream socket. GpuprofError when `fd` is none."""
+        """Serve an inherited, connected stream socket. GpuprofError when `fd` is none, or there are too
+        many."""
         try:
             sock = socket.socket(fileno=fd)
         except OSError as error:
             raise GpuprofError(f"descriptor {fd} is not a connected socket") from error
+        if (
+            len(self._clients) >= MAX_CLIENTS
+        ):  # the screen asks for these, and may be under someone else's control
+            sock.close()
+            raise GpuprofError("the sampler has as many clients as it takes")
         self._serve(sock, patient=True)
 
     def listen(self, endpoint: endpoints.Endpoint) -> None:

@@ -15,14 +15,15 @@ import numpy as np
 from gpuprof.bpf.records import Batch, RecordFlag, StopReason
 from gpuprof.sampler.frame_ids import FrameIds
 from gpuprof.sampler.kallsyms import KernelSymbols
-from gpuprof.sampler.merge import Group, find_host, merge
+from gpuprof.sampler.merge import Group, find_hosts, merge
 from gpuprof.sampler.process_follower import ProcessFollower
 from gpuprof.sampler.process_stacks import NO_FRAME_ENTRY, SHIM, KernelIds, ProcessStacks
 from gpuprof.snapshots.frames import FrameKind
 
 MAX_MERGED = 8192
 MAX_OUTER = 1024
-_ADDRESS = np.uint64((1 << 48) - 1)
+_ADDRESS_BITS = (1 << 48) - 1
+_ADDRESS = np.uint64(_ADDRESS_BITS)
 _DISTANCE_SHIFT = np.uint64(48)
 _COMPLETE = {StopReason.ROOT, StopReason.KERNEL_THREAD}
 
@@ -93,10 +94,9 @@ class StackResolver:
         exact[batch.first[batch.n_kernel > 0]] = True
         exact[kernel_end[batch.n_user > 0]] = True
         back = (~exact).astype(np.uint64)
-        addresses = ((batch.words & _ADDRESS) - back).tolist()
-        kernel_addresses = (batch.words - back).tolist()
-        words = batch.words.tolist()
-        distances = (batch.words >> _DISTANCE_SHIFT).tolist()
+        words = batch.words
+        addresses = ((words & _ADDRESS) - back).tolist()
+        kernel_addresses = words - back
         firsts, kernel_ends, user_ends = batch.first.tolist(), kernel_end.tolist(), user_end.tolist()
         stops, flags, sp0s = batch.stop.tolist(), batch.flags.tolist(), batch.sp0.tolist()
         pids, starts, times = batch.pid.tolist(), batch.start_ns.tolist(), batch.time_ns.tolist()
@@ -111,23 +111,26 @@ class StackResolver:
             )
             process.last_seen_ns = times[i]
             first, kernel_stop, user_stop, end = firsts[i], kernel_ends[i], user_ends[i], ends[i]
-            kernel = tuple(map(kernel_id, kernel_addresses[first:kernel_stop]))
+            kernel: tuple[int, ...] = ()
+            if kernel_stop > first:
+                kernel = tuple(map(kernel_id, kernel_addresses[first:kernel_stop].tolist()))
             native = tuple(map(process.native.__getitem__, addresses[kernel_stop:user_stop]))
+            codes: tuple[int, ...] = ()
+            hosts: tuple[int | None, ...] = ()
+            anchor = None
             if end > user_stop:
-                pairs = list(zip(words[user_stop:end:2], words[user_stop + 1 : end : 2], strict=True))
+                details = words[user_stop:end].tolist()
+                pairs = list(zip(details[::2], details[1::2], strict=True))
                 codes = tuple(map(process.code.__getitem__, pairs))
-                hosts: tuple[int | None, ...] = ()
+                anchor = (tids[i], details[-2])
                 if SHIM in codes:
-                    complete = stops[i] in _COMPLETE
-                    pointers = distances[kernel_stop:user_stop]
-                    hosts = tuple(
-                        find_host(pair[0] & 0xFFFFFFFFFFFF, sp0s[i], pointers, complete)
+                    shims = [
+                        pair[0] & _ADDRESS_BITS
                         for pair, code in zip(pairs, codes, strict=True)
                         if code == SHIM
-                    )
-                anchor = (tids[i], pairs[-1][0])
-            else:
-                codes, hosts, anchor = (), (), None
+                    ]
+                    distances = (words[kernel_stop:user_stop] >> _DISTANCE_SHIFT).tolist()
+                    hosts = find_hosts(shims, sp0s[i], distances, stops[i] in _COMPLETE)
             by_host = process.python is not None and process.python.has_shim_frames
             key = StackKey(kernel, native, codes, hosts, stops[i], flags[i], by_host, None)
             stack = self._stack(process, key, anchor)

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import os
 import struct
+from array import array
+from bisect import bisect_right
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gpuprof.sampler.demangle import MAX_MANGLED, display_name
-from gpuprof.sampler.elf import ElfError, ElfFile, FunctionSymbols
+from gpuprof.sampler.elf import ElfError, ElfFile
 
 MAX_DEBUGDATA_BYTES = 64 << 20
 DEBUG_ROOT = "/usr/lib/debug/.build-id"
@@ -30,7 +31,7 @@ _HDR_ENCODINGS = (0x1B, 0x03, 0x3B)  # pcrel sdata4, udata4, datarel sdata4: wha
 _RANK_LABEL = 4
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Symbol:
     """A function: its name for display and its linked start address. `known` is False for a name made from an
     address.
@@ -52,9 +53,12 @@ class BinarySymbols:
         self._elf: ElfFile | None = None
         self._names: ElfFile | None = None  # where names are read: the file itself, or its debug file
         self._by_start: dict[int, Symbol] = {}
-        self._function_starts: NDArray[np.uint64] | None = None
-        empty = np.zeros(0, np.uint64)
-        self._symbols = FunctionSymbols(empty, empty.astype(np.uint32), empty, empty.astype(np.uint8))
+        self._function_starts: array[int] | None = None
+        # Columns as array.array: bisect and single items cost a fraction of what they do in numpy.
+        self._value = array("Q")
+        self._size = array("I")
+        self._name = array("Q")
+        self._rank = b""
         self._loaded = False
 
     def close(self) -> None:
@@ -70,9 +74,8 @@ class BinarySymbols:
     @property
     def nbytes(self) -> int:
         """Memory of the arrays."""
-        symbols = self._symbols
-        total = symbols.value.nbytes + symbols.size.nbytes + symbols.name.nbytes + symbols.rank.nbytes
-        return total + (self._function_starts.nbytes if self._function_starts is not None else 0)
+        starts = self._function_starts or array("Q")
+        return 21 * len(self._value) + 8 * len(starts)
 
     def load_bias(self, start: int, file_offset: int) -> int | None:
         """Runtime minus linked address of an executable mapping."""
@@ -84,7 +87,7 @@ class BinarySymbols:
         self._load_once()
         index = self._covering(address)
         if index is not None:
-            start = int(self._symbols.value[index])
+            start = self._value[index]
             symbol = self._by_start.get(start)
             if symbol is None:
                 symbol = self._by_start[start] = Symbol(self._name_of(index), start)
@@ -117,7 +120,10 @@ class BinarySymbols:
                     symbols, self._names = more, debug
                     break
                 debug.close()
-        self._symbols = symbols
+        self._value = array("Q", symbols.value.tobytes())
+        self._size = array("I", symbols.size.tobytes())
+        self._name = array("Q", symbols.name.tobytes())
+        self._rank = symbols.rank.tobytes()
 
     def _mini_debug_info(self) -> ElfFile | None:
         assert self._elf is not None
@@ -159,25 +165,20 @@ class BinarySymbols:
         """Index of the best symbol at or before an address that covers it; labels without size reach to the
         next one.
         """
-        value, size = self._symbols.value, self._symbols.size
-        at = int(value.searchsorted(np.uint64(address), "right")) - 1
+        value, size = self._value, self._size
+        at = bisect_right(value, address) - 1
         label = None
         for index in range(at, max(at - _MAX_COVERING_STEPS, -1), -1):
-            start, length = int(value[index]), int(size[index])
+            start, length = value[index], size[index]
             if length and address < start + length:
                 return self._first_at(index)
-            if (
-                not length
-                and label is None
-                and address - start < _MAX_LABEL_DISTANCE
-                and start == int(value[at])
-            ):
+            if not length and label is None and address - start < _MAX_LABEL_DISTANCE and start == value[at]:
                 label = index
         return label
 
     def _first_at(self, index: int) -> int:
         """The best of the symbols with the same address, which are sorted by rank."""
-        value, size = self._symbols.value, self._symbols.size
+        value, size = self._value, self._size
         while index > 0 and value[index - 1] == value[index] and size[index - 1] == size[index]:
             index -= 1
         return index
@@ -186,17 +187,15 @@ class BinarySymbols:
         """Name of a symbol; of aliases the one with the fewest leading underscores, which is the one people
         know.
         """
-        symbols = self._symbols
+        value, rank = self._value, self._rank
         names = []
-        for other in range(index, min(index + 8, len(symbols.value))):
-            if symbols.value[other] != symbols.value[index]:
+        for other in range(index, min(index + 8, len(value))):
+            if value[other] != value[index] or rank[other] >= _RANK_LABEL > rank[index]:
                 break
-            if symbols.rank[other] >= _RANK_LABEL > symbols.rank[index]:
-                break
-            name = self._read_name(int(symbols.name[other]))
+            name = self._read_name(self._name[other])
             if name:
-                names.append((len(name) - len(name.lstrip(b"_")), int(symbols.rank[other]), len(name), name))
-        return display_name(min(names)[3]) if names else f"{self.name}!{int(symbols.value[index]):#x}"
+                names.append((len(name) - len(name.lstrip(b"_")), rank[other], len(name), name))
+        return display_name(min(names)[3]) if names else f"{self.name}!{value[index]:#x}"
 
     def _read_name(self, offset: int) -> bytes:
         if self._names is None:
@@ -224,29 +223,29 @@ class BinarySymbols:
     def _function_start(self, address: int) -> int | None:
         try:
             if self._function_starts is None:
+                self._function_starts = array("Q")  # tried once, also when it fails
                 self._function_starts = self._read_function_starts()
             starts = self._function_starts
-            index = int(starts.searchsorted(np.uint64(address), "right")) - 1
+            index = bisect_right(starts, address) - 1
             if index < 0:
                 return None
-            start = int(starts[index])
+            start = starts[index]
             return start if address < start + self._function_size(index, start) else None
         except (ElfError, struct.error):
             return None
 
-    def _read_function_starts(self) -> NDArray[np.uint64]:
-        empty = np.zeros(0, np.uint64)
+    def _read_function_starts(self) -> array[int]:
         header = self._elf.eh_frame_hdr() if self._elf is not None else None
         if header is None or self._elf is None:
-            return empty
+            return array("Q")
         offset, size, vaddr = header
         version, *encodings = struct.unpack("<4B", self._elf.read(offset, 4))
         if version != 1 or tuple(encodings) != _HDR_ENCODINGS or size < 12:
-            return empty
+            return array("Q")
         (count,) = struct.unpack("<I", self._elf.read(offset + 8, 4))
         count = min(count, (size - 12) // 8)
         pairs = np.frombuffer(self._elf.read(offset + 12, 8 * count), "<i4").reshape(-1, 2)
-        return (pairs[:, 0].astype(np.int64) + vaddr).astype(np.uint64)
+        return array("Q", (pairs[:, 0].astype(np.int64) + vaddr).tobytes())
 
     def _function_size(self, index: int, start: int) -> int:
         """Length of a function by its FDE, so that code behind it that has no FDE is not taken for it."""

@@ -244,7 +244,7 @@ class RowLog:
         for block in self._blocks:
             if block.max_ns < start_ns or block.min_ns >= end_ns:
                 continue
-            if self._start == self._end and block.min_ns >= start_ns and block.max_ns < end_ns:
+            if block.min_ns >= start_ns and block.max_ns < end_ns:
                 yield block.slice(0, block.count)
                 continue
             starts = block.columns[self._start][: block.count]

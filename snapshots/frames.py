@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 MAGIC = b"GPUPROF1"
 PROTOCOL_VERSION = 1
 MAX_FRAME_BYTES = 32 << 20
+UNMATCHED_LAUNCH = "[launch not seen]"  # name of the outermost frame, of kind UNKNOWN, of such GPU work
 
 U8 = Annotated[NDArray[np.uint8], "<u1"]
 U16 = Annotated[NDArray[np.uint16], "<u2"]
@@ -159,6 +160,7 @@ class Status(Frame):
     bpf_run_ns: int | None = None  # time inside the BPF programs, where the kernel counts it (bpf_stats)
     dropped_readings: int = 0  # to this client, because it was slow
     dropped_samples: int = 0
+    dropped_gpu_work: int = 0
 
 
 # ----------------------------------------------------------------------------------------- readings over time
@@ -293,13 +295,33 @@ class Samples(Frame):
     stack: U32
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class GpuWork(Frame):
+    """Kernels, copies and memsets that a device ran: one row each, over [start_ns, end_ns).
+
+    `gpu`: string id of the device's UUID (0: not known). `stack`: the host stack at the launch, with the
+    kernel or copy as its leaf frame (kind GPU_KERNEL or GPU_COPY); where no launch was found, the leaf
+    hangs below one frame of kind UNKNOWN named UNMATCHED_LAUNCH. `thread`: the thread that launched it, or
+    one with tid 0 of the process where that is not known.
+    """
+
+    KIND: ClassVar[str] = "gpu_work"
+    generation: int
+    start_ns: U64
+    end_ns: U64
+    gpu: U32
+    stream: U32
+    thread: U32
+    stack: U32
+
+
 # -------------------------------------------------------------------------------- requests (client to server)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Subscribe(Frame):
-    """`level`: "metrics" (facts, status, readings, processes) or "rows" (all of it, definitions and samples
-    too).
+    """`level`: "metrics" (facts, status, readings, processes) or "rows" (all of it: definitions, samples and
+    GPU work too).
 
     With `since_ns` what the history still holds from then on is sent first.
     """
@@ -311,7 +333,10 @@ class Subscribe(Frame):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Query(Frame):
-    """A folded tree of [start_ns, end_ns). Empty filter lists mean no filter; filters are combined by and."""
+    """A folded tree of [start_ns, end_ns). Empty filter lists mean no filter; filters are combined by and.
+
+    `cpus` is for samples only and `gpus` (UUIDs) for GPU work only: with another tree they are an error.
+    """
 
     KIND: ClassVar[str] = "query"
     id: int
@@ -324,6 +349,7 @@ class Query(Frame):
     by_thread: bool = False  # a row per thread between the process and its frames
     min_fraction: float = 0.0005  # smaller siblings are summed in an "other (n)" row
     max_nodes: int = 20_000
+    gpus: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -365,7 +391,7 @@ class Tree(Frame):
     self_weight: F64
     total_weight: F64
     summary: str = ""
-    truncated: int = 0  # samples in the range whose stack did not reach the root of its thread
+    truncated: int = 0  # weight of the stacks that did not reach the root of their thread, in `unit`
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -380,7 +406,7 @@ class Failure(Frame):
 
 ALL_FRAMES: tuple[type[Frame], ...] = (
     Hello, Clock, Gpus, Status, SeriesDefs, Readings, ProcessDefs, ThreadDefs, StringDefs, FunctionDefs,
-    FrameDefs, StackDefs, Samples, Subscribe, Query, Fetch, Fetched, Tree, Failure,
+    FrameDefs, StackDefs, Samples, GpuWork, Subscribe, Query, Fetch, Fetched, Tree, Failure,
 )  # fmt: skip
 
 Wire = dict[str, Any]

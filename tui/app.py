@@ -7,6 +7,7 @@ import asyncio
 import os
 import time
 import traceback
+from pathlib import Path
 from typing import ClassVar, Literal
 
 from rich.text import Text
@@ -34,7 +35,8 @@ SOON_S = 0.02
 class GpuprofApp(App[None]):
     """One or more sessions, one of them on the screen."""
 
-    CSS_PATH = "gpuprof.tcss"
+    # Read at import: as nobody the program's files may be out of reach later (Textual resolves CSS_PATH).
+    CSS = Path(__file__).with_name("gpuprof.tcss").read_text(encoding="utf-8")
     TITLE = "gpuprof"
     ENABLE_COMMAND_PALETTE = False
     ALLOW_SELECT = False
@@ -99,6 +101,8 @@ class GpuprofApp(App[None]):
         """The parent's news of the sampler: why it ended, or that it will not come back."""
         link = self.sessions[0].link
         link.explanation = "" if event.state == "running" else event.message
+        if event.state == "restarting":
+            self.tell(event.message, severity="warning")
         if event.state == "failed":
             self.tell(
                 event.message,
@@ -114,6 +118,10 @@ class GpuprofApp(App[None]):
         if crash is not None and isinstance(crash, Exception):
             raise crash
         await session.ask()
+        damage = session.transport.damage
+        if damage and not session.damage_was_told:
+            session.damage_was_told = True
+            self.tell("This recording is not whole: " + damage, severity="warning")
         if not getattr(self._driver, "ready", True):
             return
         screen = self._main_screen()
@@ -232,6 +240,13 @@ class GpuprofApp(App[None]):
             Text(f"gpuprof-tui: the screen stopped because of a bug: {what}{where}\n")
             + Text("Please report it, with what GPUPROF_DEBUG=1 gpuprof-tui prints.")
         )
+
+    def action_suspend_process(self) -> None:
+        """Ctrl-Z; not below a parent that would go on to hold the terminal."""
+        if self._control is None:
+            super().action_suspend_process()
+        else:
+            self.tell("Ctrl-Z works with --host and with opened files only.")
 
     async def action_quit(self) -> None:
         self.exit()

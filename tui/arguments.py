@@ -112,9 +112,9 @@ def _parser() -> argparse.ArgumentParser:
 
     record = _command(commands, "record", "write a snapshot without a screen")
     record.description = (
-        "Records until the time is over, the command has ended, or Ctrl-C, whichever comes first, and leaves a "
-        "complete file. A command that still runs when the time is over gets SIGTERM. Under sudo it runs as the "
-        "caller."
+        "Records until the time is over, the command has ended, or Ctrl-C, whichever comes first, and leaves "
+        "a complete file. A command that still runs when the time is over gets SIGTERM. Under sudo it is "
+        "started as the caller."
     )
     record.usage = "gpuprof-tui record [-h] -o FILE [--for TIME] [--force] [--hz HZ] [-- CMD ...]"
     record.add_argument("-o", "--output", metavar="FILE", required=True, help="the snapshot to write")

@@ -77,8 +77,7 @@ def ssh_argv(host: str, ssh_command: str = "ssh", remote_command: str = DEFAULT_
     return [*ssh, *options, "--", host, remote_command]
 
 
-# ----------------------------------------------------------------------------------------------------
-# subcommands
+# ----------------------------------------------------------------------------------------------- subcommands
 
 
 def _dispatch(arguments: list[str]) -> int:
@@ -144,10 +143,7 @@ def _report(options: argparse.Namespace) -> int:
     history = opened.history
     start_ns, end_ns = parse_range(options.range, history) if options.range else history.span
     query = Query(0, options.tree, start_ns, end_ns, pids=options.pid, by_thread=options.by_thread)
-    if options.json:
-        print(json_text(json_report(history, query)))
-    else:
-        print(text_report(history, query))
+    print(json_text(json_report(history, query)) if options.json else text_report(history, query))
     return 0
 
 
@@ -189,8 +185,7 @@ def _doctor(options: argparse.Namespace) -> int:
     return doctor.run(_sampler_options(None, options.socket, use_service=False))
 
 
-# --------------------------------------------------------------------------------------------------------
-# helpers
+# --------------------------------------------------------------------------------------------------- helpers
 
 
 def _sampler_options(hz: int | None, socket_path: str | None, *, use_service: bool) -> SamplerOptions:

@@ -62,8 +62,12 @@ def process_rows(
     for pid in cpu:
         if pid not in on_a_gpu:
             pairs[(pid, None)] = {}
-    rows = []
-    for (pid, gpu), values in list(pairs.items())[:MAX_ROWS]:
+    rows: list[ProcessRow] = []
+    for (pid, gpu), values in pairs.items():
+        if gpu is None and cpu.get(pid) is None:
+            continue  # it was seen once and is gone, or about to show what it uses
+        if len(rows) == MAX_ROWS:
+            break
         process = processes.get(pid)
         rows.append(
             ProcessRow(

@@ -1,5 +1,4 @@
-"""`gpuprof-tui record`: writes a snapshot without a screen, for a time, while a command runs, or until
-Ctrl-C.
+"""`gpuprof-tui record`: writes a snapshot without a screen: for a time, for a command, or until Ctrl-C.
 
 The sampler is a child (or the running service); this process only copies frames from its stream into the
 file. Under sudo it becomes the calling user before it reads the first frame, and the command is started as
@@ -46,8 +45,12 @@ class RecordOptions:
 
 
 def run(options: RecordOptions, sampler_options: SamplerOptions) -> int:
-    """Record; the exit code is that of the command, or 0. GpuprofError when nothing, or not everything, was
-    recorded."""
+    """Record; the exit code is that of the command, or 0.
+
+    GpuprofError when nothing, or not everything, was recorded.
+    """
+    if options.command:
+        _find_program(options.command[0])  # before anything is started
     caller = privileges.sudo_caller(os.environ) if os.geteuid() == 0 else None
     connection = connect_service(sampler_options.socket_path) if sampler_options.use_service else None
     sampler: SamplerProcess | None = None
@@ -56,8 +59,7 @@ def run(options: RecordOptions, sampler_options: SamplerOptions) -> int:
         sampler = SamplerProcess(sampler_options, os.environ, caller, theirs)
     if caller is not None:
         _import_all()
-        # For good, and before any byte of the stream is parsed. The sampler ends when its control socket
-        # closes.
+        # For good, and before any byte of the stream is parsed. The sampler ends with its control socket.
         privileges.become(caller, no_new_privs=False)
         os.environ.update({"HOME": caller.home, "USER": caller.name, "LOGNAME": caller.name})
     try:
@@ -80,14 +82,20 @@ def _import_all() -> None:
 
 
 def start_command(command: Sequence[str]) -> int:
-    """Start the recorded command as the user that this process is; its pid. The one place where a workload
-    is started."""
+    """Start the recorded command as the user that this process is; its pid.
+
+    The one place where a workload is started.
+    """
+    return children.spawn([_find_program(command[0]), *command[1:]], os.environ)
+
+
+def _find_program(name: str) -> str:
     import shutil
 
-    program = shutil.which(command[0])
+    program = shutil.which(name)
     if program is None:
-        raise GpuprofError(f"{command[0]}: command not found", exit_code=EXIT_USAGE)
-    return children.spawn([program, *command[1:]], os.environ)
+        raise GpuprofError(f"{name}: command not found", exit_code=EXIT_USAGE)
+    return program
 
 
 class _Recording:
@@ -110,32 +118,36 @@ class _Recording:
         self._sudo_line: str | None = None
         self._command: int | None = None
         self._command_code: int | None = None
-        self._signals: list[int] = []
+        self._wake_r = -1
         self._interrupts = 0
         self._trouble: GpuprofError | None = None
 
     def run(self) -> int:
         """Record until the end; see the module's `run`."""
-        wake_r = _catch_signals()
+        self._wake_r = _catch_signals()
         self._fd = _create(self._options.path, overwrite=self._options.overwrite)
         self._subscribe()
-        self._copy(wake_r, time.monotonic() + _READY_SECONDS, self._is_ready)
+        self._copy(time.monotonic() + _READY_SECONDS, self._is_ready)
         if not self._is_over():
             self._announce()
-            if self._options.command:
-                self._command = start_command(self._options.command)
+            self._start_command()
             limit = self._options.seconds
-            self._copy(wake_r, None if limit is None else time.monotonic() + limit, self._is_over)
-        if self._trouble is None:
-            self._copy(wake_r, time.monotonic() + _LAST_FRAMES_SECONDS, lambda: self._interrupts > 1)
+            self._copy(None if limit is None else time.monotonic() + limit, self._is_over)
+        self._copy(time.monotonic() + _LAST_FRAMES_SECONDS, lambda: self._interrupts > 1)
         self._finish()
         code = self._end_command()
         if self._trouble is not None:
             raise self._trouble
         return code
 
-    # ------------------------------------------------------------------------------------------------ the
-    # stream
+    # -------------------------------------------------------------------------------------------- the stream
+
+    def _start_command(self) -> None:
+        if self._options.command:
+            try:
+                self._command = start_command(self._options.command)
+            except GpuprofError as error:
+                self._trouble = error
 
     def _subscribe(self) -> None:
         from gpuprof.snapshots.frames import MAGIC, Subscribe
@@ -147,11 +159,11 @@ class _Recording:
             pass  # it is gone; reading says so
         self._connection.setblocking(False)
 
-    def _copy(self, wake_r: int, until: float | None, done: Callable[[], bool]) -> None:
+    def _copy(self, until: float | None, done: Callable[[], bool]) -> None:
         """Copy frames from the stream into the file until `done`, a time, or trouble."""
         poll = select.poll()
         poll.register(self._connection, select.POLLIN)
-        poll.register(wake_r, select.POLLIN)
+        poll.register(self._wake_r, select.POLLIN)
         if self._sampler is not None and self._sampler.stderr_fd >= 0:
             poll.register(self._sampler.stderr_fd, select.POLLIN)
         while self._trouble is None and not done():
@@ -159,9 +171,7 @@ class _Recording:
             if left is not None and left <= 0:
                 return
             ready = dict(poll.poll(None if left is None else left * 1000 + 1))
-            if wake_r in ready:
-                self._signals += os.read(wake_r, 4096)
-                self._take_signals()
+            self._take_signals()
             if self._sampler is not None and self._sampler.stderr_fd in ready:
                 poll.unregister(self._sampler.stderr_fd)
                 self._sampler.listen()
@@ -207,8 +217,7 @@ class _Recording:
         elif isinstance(frame, Failure):
             raise GpuprofError(frame.message, frame.hint, EXIT_UNAVAILABLE)
 
-    # -------------------------------------------------------------------------------------------- when it
-    # ends
+    # ------------------------------------------------------------------------------------------ when it ends
 
     def _is_ready(self) -> bool:
         return self._is_over() or (self._cpu is not None and self._cpu.state != "starting")
@@ -219,13 +228,13 @@ class _Recording:
         return self._command_code is not None
 
     def _take_signals(self) -> None:
-        signals, self._signals = self._signals, []
+        signals = b""
+        with suppress(BlockingIOError):
+            signals = os.read(self._wake_r, 4096)
         for signum in signals:
             if signum == signal.SIGCHLD:
                 self._reap_command()
-            elif (
-                signum == signal.SIGINT
-            ):  # from the terminal the command has it, too, and may want to end in order
+            elif signum == signal.SIGINT:  # from a terminal the command has it, too, and may end in order
                 self._interrupts += 1
             else:
                 self._interrupts += 2
@@ -241,14 +250,14 @@ class _Recording:
                 os.kill(self._command, signum)
 
     def _end_command(self) -> int:
-        """The command's exit code, 0 without one. After trouble it may run to its own end; otherwise its
-        time is over."""
+        """The command's exit code, 0 without one. After trouble it may run to its own end."""
         if self._command is None:
             return 0
         if self._command_code is None and self._trouble is not None:
             _say(f"{self._trouble.message}; the command goes on")
             while self._command_code is None and self._interrupts < 2:
-                self._command_code = children.wait_until(self._command, time.monotonic() + 1.0)
+                select.select([self._wake_r], [], [])
+                self._take_signals()
         if self._command_code is None:
             _say("the recording is complete; ending the command")
             children.end(self._command, _COMMAND_END_SECONDS)
@@ -280,7 +289,7 @@ class _Recording:
         ]
         _say(f"recording to {self._options.path}; ends {' or '.join(ends)}")
         if self._cpu is not None and self._cpu.state != "ok":
-            _say(f"no CPU stacks ({self._cpu.state}): {self._cpu.reason}")
+            _say(f"CPU stacks are {self._cpu.state}: {self._cpu.reason}")
             _say(f"  {self._cpu.hint if self._sudo_line is None else shlex.join(_sudo_line())}")
 
 
@@ -290,8 +299,7 @@ def _sudo_line() -> list[str]:
 
 
 def _create(path: str, *, overwrite: bool) -> int:
-    """A new file that only its owner can read, since command lines are in it; never through a symbolic
-    link."""
+    """A new file that only its owner can read, since command lines are in it; never through a symlink."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with suppress(OSError, ValueError):  # creating it below says what is wrong
         if overwrite and stat.S_ISREG(os.lstat(path).st_mode):
@@ -317,4 +325,5 @@ def _catch_signals() -> int:
 
 def _say(text: str) -> None:
     with suppress(OSError):
-        print(f"gpuprof-tui: {text}", file=sys.stderr, flush=True)
+        shown = "".join(char if char.isprintable() else "?" for char in text)
+        print(f"gpuprof-tui: {shown}", file=sys.stderr, flush=True)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from gpuprof.snapshots.history import History
 from gpuprof.tui.transports import HistoryTransport
+
+if TYPE_CHECKING:
+    from gpuprof.snapshots.history import History
 
 
 def open_file(path: str) -> HistoryTransport:

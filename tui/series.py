@@ -21,11 +21,14 @@ F64Array = NDArray[np.float64]
 MAX_POINTS_PER_SERIES = 36_000
 MAX_POINTS = 2_000_000
 MAX_AGE_NS = 3600 * 10**9
-# A stream that defines series without end is hostile or broken; what it defines past this is not kept.
+# A stream may define series without end; past this many those that are silent are forgotten.
 MAX_SERIES = 20_000
 
 # Far past any uptime; keeps arithmetic in signed 64-bit numbers safe from hostile stamps.
 _END_OF_TIME_NS = np.uint64(1 << 62)
+
+# Larger values are "not available" in the disguise of a number (2^64 - 1), or nonsense, as is NaN.
+_NO_READING = 1e18
 
 _EMPTY_U64: U64Array = np.empty(0, np.uint64)
 _EMPTY_F64: F64Array = np.empty(0, np.float64)
@@ -199,17 +202,19 @@ class SeriesStore:
     def define(self, series: SeriesDef | Iterable[SeriesDef]) -> None:
         """Learn what a series id means; a metric that this version does not know is passed over."""
         for item in (series,) if isinstance(series, SeriesDef) else series:
-            if item.metric in METRICS and len(self._keys) < MAX_SERIES:
+            if item.metric in METRICS:
+                if len(self._keys) >= MAX_SERIES:
+                    self._forget_silent_series()
                 self._keys[item.id] = (item.metric, item.gpu, item.pid, item.core)
 
     def add(self, readings: Readings) -> None:
         """Append the rows of a frame.
 
-        Rows of undefined series and values that are not finite are passed over.
+        Rows of undefined series and values that cannot be readings are passed over.
         """
         value = readings.value
         ids, start_ns, end_ns = readings.series, readings.start_ns, readings.end_ns
-        valid = np.isfinite(value) & (end_ns >= start_ns) & (end_ns < _END_OF_TIME_NS)
+        valid = (np.abs(value) < _NO_READING) & (end_ns >= start_ns) & (end_ns < _END_OF_TIME_NS)
         if not valid.all():
             ids, start_ns, end_ns, value = ids[valid], start_ns[valid], end_ns[valid], value[valid]
         if not len(value):
@@ -257,6 +262,12 @@ class SeriesStore:
         self._points = self._newest_ns = self._oldest_ns = 0
         self.revision += 1
         self.changes += 1
+
+    def _forget_silent_series(self) -> None:
+        """Make room among the definitions: the oldest ones without readings go, as of ended processes."""
+        silent = [number for number, key in self._keys.items() if key not in self._buffers]
+        for number in (silent or list(self._keys))[: MAX_SERIES // 4]:
+            del self._keys[number]
 
     def _extend(self, key: Key, start_ns: U64Array, end_ns: U64Array, value: F64Array) -> None:
         buffer = self._buffers.get(key)

@@ -27,6 +27,7 @@ class Session:
         self.failure: Failure | None = None
         self.tree_changed = False
         self.link_changed = True
+        self.damage_was_told = False
         self._on_news = on_news
         self._task: asyncio.Task[None] | None = None
 

@@ -91,8 +91,7 @@ class _Supervisor:
             print(f"gpuprof-tui: the sampler ended, {self.given_up}", file=sys.stderr)
         return code
 
-    # -------------------------------------------------------------------------------------------------
-    # children
+    # ---------------------------------------------------------------------------------------------- children
 
     def _start_screen(self, connection: socket.socket, screen_control: socket.socket) -> int:
         parent = os.getpid()
@@ -161,8 +160,7 @@ class _Supervisor:
             self.reconnect_wanted = False
             self._refuse("reconnect", message, "gpuprof-tui doctor says what works here")
 
-    # -----------------------------------------------------------------------------------------------------
-    # loop
+    # -------------------------------------------------------------------------------------------------- loop
 
     def _watch(self, wake_r: int) -> int:
         """Watch everything until the screen has ended; its exit code."""
@@ -229,8 +227,7 @@ class _Supervisor:
                 os.kill(os.getpid(), signal.SIGTSTP)
                 os.kill(self.screen_pid, signal.SIGCONT)
 
-    # -------------------------------------------------------------------------------------------------
-    # requests
+    # ---------------------------------------------------------------------------------------------- requests
 
     def _serve_screen(self) -> bool:
         """Answer what the screen has asked. False when its end of the control socket is closed."""

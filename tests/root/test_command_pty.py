@@ -1,4 +1,4 @@
-"""The whole program in a pseudo-terminal: the processes that it starts, and that none is left however it ends."""
+"""The whole program in a pseudo-terminal: the processes that it starts, and that none of them is left."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from pathlib import Path
 
 import pytest
 
+from gpuprof.snapshots.file import read_snapshot
+
 pytestmark = pytest.mark.root
 
 CODE = "import sys; sys.argv[0] = 'gpuprof-tui'; from gpuprof.tui.command import main; sys.exit(main())"
-NO_BPF = "--no-service"
+OPTION = "--no-service"
 
 
 class Terminal:
@@ -32,7 +34,7 @@ class Terminal:
             os.chdir(cwd)
             environ = {k: v for k, v in os.environ.items() if not k.startswith("SUDO_")}
             environ.update(TERM="xterm-256color", LANG="C.UTF-8")
-            os.execve(sys.executable, [sys.executable, "-c", CODE, NO_BPF], environ)
+            os.execve(sys.executable, [sys.executable, "-c", CODE, OPTION], environ)
         self.before = termios.tcgetattr(self.fd)
         fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
         self.out = b""
@@ -140,3 +142,22 @@ def test_a_sampler_that_dies_under_the_screen_is_replaced(terminal: Terminal) ->
     terminal.until(lambda: b"sampler" in terminal.out or len(terminal.out) > 5000)
     assert terminal.children()["gpuprof.sampler"] == second
     assert not terminal.ended()
+
+
+def test_w_saves_a_snapshot_though_the_screen_is_nobody(terminal: Terminal, tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    screen = terminal.children()["gpuprof.tui"]
+    assert Path(f"/proc/{screen}").stat().st_uid != 0
+    terminal.until(lambda: b"quit" in terminal.out and b"memory" in terminal.out)
+    os.write(terminal.fd, b"w")
+
+    def saved() -> bool:
+        return any(path.stat().st_size > 500 for path in tmp_path.glob("gpuprof-*.gpuprof"))
+
+    terminal.until(saved)
+    os.write(terminal.fd, b"q")
+    terminal.until(terminal.ended, 5)
+    (path,) = tmp_path.glob("*.gpuprof")
+    opened = read_snapshot(path)
+    assert opened.damage is None
+    assert opened.history.series_defs

@@ -23,7 +23,9 @@ def in_child(work: Callable[[], Any]) -> Any:
     read_fd, write_fd = os.pipe()
     pid = os.fork()
     if pid == 0:
-        os.environ["OPENBLAS_NUM_THREADS"] = "1"  # as the supervisor sets it: no thread may run when it is dropped
+        os.environ["OPENBLAS_NUM_THREADS"] = (
+            "1"  # as the supervisor sets it: no thread may run when it is dropped
+        )
         try:
             os.write(write_fd, json.dumps(work()).encode())
         except BaseException as error:  # noqa: BLE001
@@ -42,9 +44,8 @@ def closed_folder(tmp_path: Path) -> Path:
     """A folder like a virtual environment under /root."""
     home = tmp_path / "home"
     (home / "site" / "late").mkdir(parents=True)
-    (home / "site" / "late" / "__init__.py").write_text(
-        "def more():\n    from late import deeper\n    return deeper.N\n"
-    )
+    late = "def more():\n    from late import deeper\n    return deeper.N\n"
+    (home / "site" / "late" / "__init__.py").write_text(late)
     (home / "site" / "late" / "deeper.py").write_text("N = 17\n")
     (home / "site" / "later.py").write_text("M = 4\n")
     home.chmod(0o700)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -90,3 +92,30 @@ async def test_only_root_and_the_group_are_served(
             assert isinstance(frames[0], Hello)
     finally:
         await server.close()
+
+
+async def test_a_socket_from_systemd_is_served(tmp_path: Path) -> None:
+    path = str(tmp_path / "s.sock")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(path)
+        listening.listen()
+        code = (
+            "import os, sys; from gpuprof.tui.command import main\n"
+            f"os.dup2({listening.fileno()}, 3)\n"
+            "os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS='1')\n"
+            "sys.exit(main(['sampler']))"
+        )
+        process = subprocess.Popen([sys.executable, "-c", code], pass_fds=[listening.fileno()])
+    loop = asyncio.get_running_loop()
+    try:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.setblocking(False)
+            await loop.sock_connect(client, path)
+            data = await asyncio.wait_for(loop.sock_recv(client, 65536), 20)
+            (found,) = wire.Decoder().feed(data)
+            assert isinstance(found, Hello)
+            assert found.sampler_pid == process.pid
+    finally:
+        process.terminate()
+        assert process.wait(10) == 0
+    assert os.path.exists(path)  # it is systemd's to remove

@@ -236,6 +236,28 @@ def test_the_screen_hears_what_happened_to_the_sampler(start: Callable[..., Run]
     assert run.ask("news")["state"] == "running"
 
 
+def test_the_screen_does_not_wait_for_a_slow_sampler(start: Callable[..., Run]) -> None:
+    run = start((sys.executable, "-c", "import time; time.sleep(60)"))
+    begin = time.monotonic()
+    assert run.ask("save")["op"] == "saved"
+    run.tell("exit 0")
+    assert run.process.wait(5) == 0
+    assert time.monotonic() - begin < 2.0
+
+
+def test_a_sampler_that_ignores_signals_is_killed(start: Callable[..., Run]) -> None:
+    words = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+    run = start((sys.executable, "-c", words))
+    children = Path(f"/proc/{run.process.pid}/task/{run.process.pid}/children").read_text().split()
+    (sampler,) = {int(pid) for pid in children} - {run.screen["pid"]}
+    while int(status(sampler)["SigIgn"][0], 16) >> (signal.SIGTERM - 1) & 1 == 0:
+        time.sleep(0.01)
+    begin = time.monotonic()
+    run.process.terminate()
+    run.process.wait(5)
+    assert all_gone([sampler, run.screen["pid"]], 1.0 - (time.monotonic() - begin))
+
+
 def test_another_connection_to_the_same_sampler(start: Callable[..., Run]) -> None:
     run = start()
     first = run.ask("hello")["sampler"]
@@ -300,7 +322,7 @@ def test_a_screen_that_is_suspended_takes_its_parent_along(tmp_path: Path) -> No
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         bufsize=0,
-        preexec_fn=lambda: os.setpgid(0, 0),  # as a shell does: in its session, in a group of its own
+        preexec_fn=lambda: os.setpgid(0, 0),  # noqa: PLW1509 (as a shell does: its session, a group of its own)
     )
     assert process.stdin is not None
     assert process.stdout is not None

@@ -1,4 +1,5 @@
-"""The whole screen by Pilot over a node that does not exist: select, filter, search, save; and what is said when things are missing."""
+"""The whole screen by Pilot over a node that does not exist: select, filter, search, save; and what is
+said when things are missing."""
 
 from __future__ import annotations
 
@@ -11,12 +12,13 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from textual.pilot import Pilot
+
 from gpuprof.snapshots.frames import Hello, SourceStatus, Status
 from gpuprof.tui.app import GpuprofApp
 from gpuprof.tui.screens.main import MainScreen
 from gpuprof.tui.transports import CommandTransport, HistoryTransport, SocketTransport
 from gpuprof.tui.widgets.styled import Lines
-from textual.pilot import Pilot
 
 
 def screen_of(app: GpuprofApp) -> MainScreen:
@@ -65,7 +67,13 @@ async def test_live_tree_at_once_then_a_dragged_range(live: GpuprofApp) -> None:
         await shows(pilot, "Esc lets go")
         pinned = live.session.feed.pinned
         assert pinned is not None
-        await until(pilot, lambda: live.session.tree is not None and (live.session.tree.start_ns, live.session.tree.end_ns) == pinned)
+        await until(
+            pilot,
+            lambda: (
+                live.session.tree is not None
+                and (live.session.tree.start_ns, live.session.tree.end_ns) == pinned
+            ),
+        )
         await pilot.press("escape")
         await shows(pilot, "last 30 s, live")
         assert charts.selected_range is None
@@ -230,9 +238,7 @@ async def test_save_the_pinned_range(
     assert opened.history.query(whole).total_weight[0] == there.total_weight[0] > 0
 
 
-async def test_save_where_nothing_can_be_written(
-    live: GpuprofApp, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_save_where_nothing_can_be_written(live: GpuprofApp, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_name: str) -> tuple[int, str]:
         raise PermissionError(13, "Permission denied")
 
@@ -252,7 +258,7 @@ async def test_full_disk(live: GpuprofApp, monkeypatch: pytest.MonkeyPatch) -> N
     async with live.run_test(notifications=True, size=(120, 40)) as pilot:
         await shows(pilot, "main (train.py:88)")
         await pilot.press("w")
-        await shows(pilot, "No space left")
+        await shows(pilot, "cannot write")
 
 
 async def test_a_recording_over_a_live_node_and_back(
@@ -261,7 +267,9 @@ async def test_a_recording_over_a_live_node_and_back(
     node = fake_node.FakeNode(1, host="recorded-node")
     node.fill(10**12, 10**12 + 10 * 10**9)
     monkeypatch.setattr("gpuprof.tui.app.bundled_recording", lambda: Path("/x/demo.gpuprof"))
-    monkeypatch.setattr("gpuprof.tui.app.open_file", lambda path: HistoryTransport(node.history, "demo.gpuprof"))
+    monkeypatch.setattr(
+        "gpuprof.tui.app.open_file", lambda path: HistoryTransport(node.history, "demo.gpuprof")
+    )
     async with live.run_test(notifications=True, size=(160, 40)) as pilot:
         await shows(pilot, "last 30 s, live")
         await pilot.press("D")
@@ -296,7 +304,9 @@ async def test_losses_and_cost_are_on_the_screen(fake_node: ModuleType) -> None:
         model.live = True
         for at in (1, 2):
             source = SourceStatus("cpu", "ok", lost=12345, invalid=3)
-            model.apply(Status(10**12 + at * 10**10, [source], at * 10**8, 61_000_000, 0, 0, dropped_samples=7))
+            model.apply(
+                Status(10**12 + at * 10**10, [source], at * 10**8, 61_000_000, 0, 0, dropped_samples=7)
+            )
         screen_of(app).update_all(model.take_changes())
         await shows(pilot, "lost 12,345")
         await shows(pilot, "invalid 3")

@@ -235,6 +235,43 @@ def test_file_opens_without_a_sampler(fake_node: ModuleType, pty_screen: ModuleT
         assert screen.wait_exit() == 0
 
 
+def test_a_torn_file_shows_what_is_left(
+    fake_node: ModuleType, pty_screen: ModuleType, tmp_path: Path
+) -> None:
+    from gpuprof.snapshots.file import SnapshotWriter
+
+    node = fake_node.FakeNode(1)
+    node.fill(10**12, 10**12 + 40 * 10**9)
+    path = tmp_path / "run.gpuprof"
+    with SnapshotWriter(str(path), node.hello) as writer:
+        writer.write(node.history.frames_between(*node.history.span))
+    path.write_bytes(path.read_bytes()[: path.stat().st_size * 3 // 5])
+    with pty_screen.screen_of("--file", str(path), columns=150, rows=44) as screen:
+        screen.wait_for(lambda text: "main (train.py:88)" in text and "not whole" in text)
+        screen.send("q")
+        assert screen.wait_exit() == 0
+
+
+def test_ctrl_z_gives_the_terminal_back_and_fg_takes_it_again(
+    node_socket: tuple[Any, str], pty_screen: ModuleType
+) -> None:
+    with pty_screen.screen_of("--socket", node_socket[1]) as screen:
+        screen.wait_for("samples")
+        screen.send("\x1a")
+        for _ in range(100):
+            screen.pump(0.05)
+            pid, status = os.waitpid(screen.pid, os.WNOHANG | os.WUNTRACED)
+            if pid:
+                break
+        assert os.WIFSTOPPED(status)
+        assert_restored(screen)
+        screen.screen.reset()
+        screen.kill(signal.SIGCONT)
+        screen.wait_for("samples")
+        screen.send("q")
+        assert screen.wait_exit() == 0
+
+
 def test_a_file_that_is_none_says_so(pty_screen: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "not.gpuprof").write_bytes(b"hello" * 1000)
     with pty_screen.screen_of("--file", str(tmp_path / "not.gpuprof")) as screen:

@@ -143,6 +143,13 @@ def test_strings_out_of_range_are_refused(tree: Tree) -> None:
         FlameRows(tree)
 
 
+@pytest.mark.parametrize("weight", [float("nan"), float("inf"), -1.0])
+def test_weights_that_are_none_are_refused(tree: Tree, weight: float) -> None:
+    tree.total_weight[2] = weight
+    with pytest.raises(FrameError):
+        FlameRows(tree)
+
+
 def test_a_deep_chain_is_no_recursion(make_tree: MakeTree) -> None:
     rows = FlameRows(make_tree([(depth, f"f{depth}", 1.0) for depth in range(5000)]))
     assert len(rows.visible) > 100

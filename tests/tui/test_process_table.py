@@ -42,8 +42,13 @@ def test_cpu_is_derived_from_two_readings() -> None:
 
 
 def test_one_reading_is_no_percentage() -> None:
-    (row,) = process_rows(store_with([("proc_cpu_ns", None, 7, SECOND, 1e9)]), {}, GPUS, SECOND)
-    assert row == ProcessRow(7, None, None, None, None, None, None)
+    store = store_with([("proc_cpu_ns", None, 7, SECOND, 1e9)])
+    assert process_rows(store, {}, GPUS, SECOND) == []
+    store = store_with(
+        [("proc_cpu_ns", None, 7, SECOND, 1e9), ("proc_gpu_mem_bytes", "GPU-a", 7, SECOND, 1e9)]
+    )
+    (row,) = process_rows(store, {}, GPUS, SECOND)
+    assert row == ProcessRow(7, 0, None, None, None, 1e9, None)
 
 
 def test_a_row_per_gpu() -> None:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from gpuprof.snapshots.errors import EXIT_BAD_FILE, EXIT_USAGE, GpuprofError
+from gpuprof.snapshots.file import SnapshotWriter
+from gpuprof.snapshots.frames import FrameKind, Hello, ProcessDef
+from gpuprof.snapshots.history import History
 from gpuprof.tui import arguments, command
 
 
@@ -171,3 +176,51 @@ def test_the_way_to_the_screen_imports_neither_numpy_nor_textual() -> None:
     )
     done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.fixture
+def snapshot(tmp_path: Path) -> str:
+    """Ten samples of main -> work, over one second."""
+    hello = Hello(1, "node17", "boot", "6.1", 2, 5 * 10**9, 0, "0", 1, 99, 10, True)
+    history = History(hello)
+    with history.lock:
+        tables = history.tables
+        thread = tables.thread(
+            tables.process(ProcessDef(7, 1, "python", "python t.py", "me", 1000, 1)), 7, "main"
+        )
+        names = ("main", "work")
+        frames = [tables.frame(tables.function(name, "t.py", "", FrameKind.PYTHON), 1) for name in names]
+        stack = tables.stack(frames)
+        times = 10 * 10**9 + np.arange(10, dtype=np.uint64) * np.uint64(100_000_000)
+        history.add_samples(times, np.zeros(10), np.full(10, thread), np.full(10, stack))
+    path = str(tmp_path / "a.gpuprof")
+    with SnapshotWriter(path, hello) as writer:
+        writer.write(history.frames_between(0, 1 << 60))
+    return path
+
+
+def test_report_as_text_and_json(snapshot: str) -> None:
+    done = _run("report", snapshot)
+    assert done.returncode == 0, done.stderr
+    assert "node17" in done.stdout
+    assert "work (t.py:1)" in done.stdout
+    report = json.loads(_run("report", snapshot, "--json", "--range", "0.25..0.65").stdout)
+    assert (report["host"], report["tree"], report["total"]) == ("node17", "cpu", 4)
+    report = json.loads(_run("report", snapshot, "--json", "--pid", "8").stdout)
+    assert report["total"] == 0
+
+
+@pytest.mark.parametrize("wrong", ["5..1", "x", "1..y", ""])
+def test_a_range_that_is_none_is_wrong_usage(snapshot: str, wrong: str) -> None:
+    done = _run("report", snapshot, "--range", wrong)
+    assert done.returncode == (EXIT_USAGE if wrong else 0), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_torn_file_is_reported_with_what_is_left(snapshot: str) -> None:
+    whole = Path(snapshot).read_bytes()
+    Path(snapshot).write_bytes(whole[:-20])
+    done = _run("report", snapshot)
+    assert done.returncode == 0, done.stderr
+    assert "work" in done.stdout
+    assert done.stderr.startswith("gpuprof-tui: ")

@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 import random
 import socket
+import subprocess
+import sys
 import threading
 
+from gpuprof.snapshots import wire
+from gpuprof.snapshots.frames import Frame, Hello, Query, Tree
 from gpuprof.tui.dial import relay
 
 
@@ -102,3 +106,26 @@ def test_a_reader_that_is_slow_holds_the_sampler_back() -> None:
     joined.join()
     os.close(joined.stdin)
     os.close(joined.stdout)
+
+
+def test_the_command_serves_a_client_and_leaves_nothing_behind() -> None:
+    code = "import sys; from gpuprof.tui.command import main; sys.exit(main(['dial-stdio', '--no-service']))"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(wire.MAGIC + wire.pack(Query(5, "cpu", 0, 1)))
+    process.stdin.flush()
+    decoder = wire.Decoder()
+    frames: list[Frame] = []
+    while not any(isinstance(frame, Tree) for frame in frames):
+        data = os.read(process.stdout.fileno(), 65536)
+        assert data, process.stderr.read() if process.stderr else ""
+        frames += decoder.feed(data)
+    (hello,) = [frame for frame in frames if isinstance(frame, Hello)]
+    assert os.path.exists(f"/proc/{hello.sampler_pid}")
+    _, err = process.communicate(timeout=10)  # closes standard input, as the end of ssh does
+    assert process.returncode == 0, err
+    assert err == b""
+    assert not os.path.exists(f"/proc/{hello.sampler_pid}")

@@ -109,8 +109,11 @@ def test_hostile_frames() -> None:
     )
     assert made.get("temp_c", "GPU-a").value.tolist() == [5.0]
     assert made.span == (2, 4)
-    made.define([SeriesDef(id, "temp_c", f"GPU-{id}") for id in range(100_000)])
+    made.define([SeriesDef(id, "temp_c", f"GPU-{id}") for id in range(100, 100_000)])
     assert len(made._keys) <= 20_000
+    made.add(readings([(1, 5, 6, 6.0), (99_999, 5, 6, 7.0)]))
+    assert made.get("temp_c", "GPU-a").value.tolist() == [5.0, 6.0]
+    assert made.get("temp_c", "GPU-99999").value.tolist() == [7.0]
 
 
 def test_rate_of_a_counter() -> None:

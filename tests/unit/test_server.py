@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 
 from gpuprof.sampler.connection import Limits
-from gpuprof.sampler.server import Server
+from gpuprof.sampler.server import MAX_CLIENTS, Server
 from gpuprof.snapshots import wire
 from gpuprof.snapshots.errors import GpuprofError
 from gpuprof.snapshots.frames import (
@@ -338,6 +338,13 @@ async def test_many_clients_at_once(house: House) -> None:
         client.sock.close()
     while house.server.clients > 25:
         await asyncio.sleep(0.01)
+
+
+async def test_the_number_of_clients_is_bounded(house: House) -> None:
+    for _ in range(MAX_CLIENTS):
+        house.client()
+    with pytest.raises(GpuprofError, match="as many clients"):
+        house.client()
 
 
 async def test_a_client_that_hangs_up_in_mid_answer_is_forgotten(house: House) -> None:

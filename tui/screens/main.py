@@ -21,6 +21,7 @@ from gpuprof.tui.widgets import status_bar
 from gpuprof.tui.widgets.chart_stack import ChartStack
 from gpuprof.tui.widgets.flame_tree import FlameTree
 from gpuprof.tui.widgets.header import Header
+from gpuprof.tui.widgets.icicle import Icicle
 from gpuprof.tui.widgets.process_table import ProcessTable
 from gpuprof.tui.widgets.prompt import FILTER, SEARCH, Prompt
 from gpuprof.tui.widgets.styled import Lines, palette_for
@@ -44,6 +45,7 @@ class MainScreen(Screen[None]):
         Binding("escape", "let_go", "let go", show=False),
         Binding("t", "by_thread", "by thread", show=False),
         Binding("space", "pause", "pause", show=False, priority=False),
+        Binding("i", "icicle", "icicle", show=False),
         Binding("p", "processes", "processes", show=False),
         Binding("left_square_bracket", "share(-1)", "less charts", show=False),
         Binding("right_square_bracket", "share(1)", "more charts", show=False),
@@ -59,6 +61,7 @@ class MainScreen(Screen[None]):
         super().__init__()
         self.session = session
         self._chart_share = 0.5
+        self._icicle = False
         self._table = "auto"  # auto, beside, alone, none
         self._last_process_ns = -(10**18)
 
@@ -70,7 +73,9 @@ class MainScreen(Screen[None]):
             with Vertical(id="tree-pane"):
                 yield Lines(id="tree-title")
                 yield Lines(id="breadcrumb")
-                yield FlameTree(id="tree")
+                flame = FlameTree(id="tree")
+                yield flame
+                yield Icicle(flame, id="icicle")
                 yield Lines(id="details")
                 yield Lines(id="legend")
             yield ProcessTable(id="table")
@@ -81,6 +86,7 @@ class MainScreen(Screen[None]):
         self.header = self.query_one(Header)
         self.charts = self.query_one(ChartStack)
         self.flame = self.query_one(FlameTree)
+        self.icicle = self.query_one(Icicle)
         self.table = self.query_one(ProcessTable)
         self.prompt = self.query_one(Prompt)
         self.show_session(self.session)
@@ -116,6 +122,7 @@ class MainScreen(Screen[None]):
             self.charts.now_ns = model.now_ns  # draws the charts
             if not model.live:
                 self.charts.show_all()
+                self.charts.live = False
         if model.now_ns - self._last_process_ns >= 10**9 or not model.live:
             self._last_process_ns = model.now_ns
             self.table.set_rows(
@@ -133,6 +140,8 @@ class MainScreen(Screen[None]):
         elif session.tree is not None and (session.tree_changed or self.flame.rows is None):
             self.flame.set_tree(session.tree)
         session.tree_changed = session.link_changed = False
+        if self._icicle:
+            self._show_tree_or_icicle()
 
     def _update_lines(self) -> None:
         session, palette, width = self.session, palette_for(self), self.size.width
@@ -147,7 +156,7 @@ class MainScreen(Screen[None]):
         summary = status_bar.summary_line(session, palette, width)
         self._line("#summary", summary)
         self.query_one("#summary").display = summary.cells > 0
-        title = status_bar.tree_title(session, palette, pane_width, match, self.flame.has_focus)
+        title = status_bar.tree_title(session, palette, pane_width, match, self.flame_view.has_focus)
         self._line("#tree-title", title)
         details = self.flame.details_lines(pane_width, 1 if self.size.height < 20 else 4)
         widget = self.query_one("#details", Lines)
@@ -174,7 +183,7 @@ class MainScreen(Screen[None]):
     # ---------------------------------------- placing
 
     def _header_rows(self) -> int:
-        return max(2, min(8, self.size.height // 5))
+        return max(2, min(9, self.size.height // 4))
 
     def _arrange(self, header_rows: int) -> None:
         """Share the height between charts and tree, and decide whether the process table stands beside the
@@ -215,7 +224,7 @@ class MainScreen(Screen[None]):
 
     def on_chart_stack_range_selected(self, event: ChartStack.RangeSelected) -> None:
         self.session.feed.pin(event.start_ns, event.end_ns)
-        self.flame.focus()  # what comes next is reading the tree
+        self.flame_view.focus()  # what comes next is reading the tree
         self._asked_anew()
 
     def on_chart_stack_range_cleared(self, _event: ChartStack.RangeCleared) -> None:
@@ -227,6 +236,8 @@ class MainScreen(Screen[None]):
         self._update_lines()
 
     def on_flame_tree_moved(self) -> None:
+        if self.icicle.display:
+            self.icicle.follow()
         self._update_lines()
 
     def on_descendant_focus(self) -> None:
@@ -238,7 +249,7 @@ class MainScreen(Screen[None]):
         if self._table == "alone":
             self._table = "none"
             self._arrange(self.header.size.height)
-        self.flame.focus()
+        self.flame_view.focus()
 
     def _set_filter(self, wanted: Filter) -> None:
         self.session.feed.set(filter=wanted)
@@ -259,7 +270,7 @@ class MainScreen(Screen[None]):
                 self.gpuprof.tell(error.message, error.hint, "error")
                 self.prompt.ask(FILTER, event.text)
                 return
-        self.flame.focus()
+        self.flame_view.focus()
 
     # ---------------------------------------- actions
 
@@ -300,7 +311,24 @@ class MainScreen(Screen[None]):
         place = order.index(shown) if shown in order else 0
         self._table = order[(place + 1) % len(order)]
         self._arrange(self.header.size.height)
-        (self.flame if self._table == "none" else self.table).focus()
+        (self.flame_view if self._table == "none" else self.table).focus()
+
+    def action_icicle(self) -> None:
+        """Tree or icicle; a message needs the tree's widget."""
+        self._icicle = not self._icicle
+        self._show_tree_or_icicle()
+        self.flame_view.focus()
+
+    def _show_tree_or_icicle(self) -> None:
+        boxes = self._icicle and self.flame.rows is not None
+        self.icicle.display, self.flame.display = boxes, not boxes
+        if boxes:
+            self.icicle.follow()
+
+    @property
+    def flame_view(self) -> FlameTree | Icicle:
+        """The widget that shows the tree now."""
+        return self.icicle if self.icicle.display else self.flame
 
     def action_share(self, step: int) -> None:
         self._chart_share = min(0.9, max(0.1, self._chart_share + 0.08 * step))

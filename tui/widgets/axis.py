@@ -21,8 +21,10 @@ def axis_row(surface: Surface, wall_offset_ns: int, left: str, right: str, *, fo
         start = column + 1
         if start + len(label) < len(cells):
             labels.append((start, label))
-    segments = [Segment(padded(left, surface.gutter - 1), ink(palette.dim, ground))]
-    segments.append(Segment("+" if ascii_only else "└", ink(palette.rule, ground)))
+    segments = []
+    if surface.gutter:
+        segments.append(Segment(padded(f" {left}", surface.gutter - 1), ink(palette.dim, ground)))
+        segments.append(Segment("+" if ascii_only else "└", ink(palette.rule, ground)))
     position = 0
     for start, label in labels:
         segments.append(Segment("".join(cells[position:start]), ink(palette.rule, ground)))

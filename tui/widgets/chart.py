@@ -167,7 +167,7 @@ class ChartPainter:
         surface: Surface,
         rows: int,
     ) -> Cells:
-        """Areas, then limits, then lines from the first to the last."""
+        """Areas, then limits, then lines."""
         bottom, top = axis
         inks, glyphs, lines = surface.inks, surface.glyphs, self.chart.lines
         raster = Raster(rows, surface.scale.columns, glyphs)
@@ -188,7 +188,9 @@ class ChartPainter:
             upper_limits[:, off], lower_limits[:, off] = 1, 0
             dashes = to_bits(upper_limits, lower_limits, rows, glyphs)
             raster.lines(dashes, [inks.limit] * len(limits))
-        raster.lines(to_bits(upper, lower, rows, glyphs), [inks.line(line.color) for line in lines])
+        # The first line is the one that the chart is about: it is drawn last, on top of the others.
+        bits = to_bits(upper[::-1], lower[::-1], rows, glyphs)
+        raster.lines(bits, [inks.line(line.color) for line in reversed(lines)])
         return glyphs.table[raster.bits], spread_color(raster.color, raster.bits != 0), raster.area
 
     # ------------------------------------------------------------------------------------------------ strips

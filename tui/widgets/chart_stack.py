@@ -36,7 +36,7 @@ class ChartStack(Widget, can_focus=True):
     """
 
     ALLOW_SELECT = False  # Textual's text selection would take the drag
-    DEFAULT_CSS = "ChartStack { height: 1fr; min-height: 3; }"
+    DEFAULT_CSS = "ChartStack { height: 1fr; min-height: 1; }"
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("v", "select", "Select"),
@@ -437,7 +437,8 @@ class ChartStack(Widget, can_focus=True):
 
     def action_oldest(self) -> None:
         """The oldest readings."""
-        self.view.stand(self.view.oldest_ns + self.view.window_ns)
+        view = self.view
+        view.stand(view.oldest_ns + view.window_ns - view.scale.cell_ns)
         self._redraw()
 
     def action_scroll_charts(self, charts: int) -> None:

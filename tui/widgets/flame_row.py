@@ -171,7 +171,7 @@ def details(rows: FlameRows, node: int, palette: Palette, width: int, max_lines:
             if len(lines) == max_lines:
                 line.add(rest, style, at_most=max(room, 0))
                 break
-            if room < min(cell_len(rest), 24):
+            if cell_len(rest) > room and line.cells > 3:
                 lines.append(Line().add("   "))
                 continue
             head = chop(rest, room)

@@ -91,6 +91,9 @@ class FlameRows:
         for column in (tree.name, tree.file, tree.binary):
             if self.count and int(column.max()) >= len(tree.strings):
                 raise FrameError("a tree that refers to strings that it does not have")
+        for weight in (tree.self_weight, tree.total_weight):
+            if not bool((np.isfinite(weight) & (weight >= 0)).all()):
+                raise FrameError("a tree with weights that are no weights")
         self.end = preorder_ends(self.parent)
         self.depth = depths(self.parent)
         self.path = self._path_hashes()
@@ -100,6 +103,8 @@ class FlameRows:
         children = np.bincount(self.parent[1:], minlength=self.count)
         self.branches: Bools = children > 1
         self.total = float(tree.total_weight[0])
+        # Own weight of all nodes before, in preorder: the left edge in an icicle.
+        self.weight_before = np.cumsum(tree.self_weight) - tree.self_weight
         self.root = 0
         self.expansion = expansion or Expansion({}, set())
         self.expanded: Bools = np.zeros(self.count, np.bool_)

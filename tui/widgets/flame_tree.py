@@ -14,12 +14,13 @@ from textual.strip import Strip
 
 from gpuprof.snapshots.errors import FrameError
 from gpuprof.snapshots.frames import Tree
+from gpuprof.snapshots.names import clean
 from gpuprof.tui.widgets.flame_row import RowPainter, breadcrumb, details, legend
 from gpuprof.tui.widgets.flame_rows import Expansion, FlameRows
-from gpuprof.tui.widgets.styled import Line, band, ink, palette_for
+from gpuprof.tui.widgets.styled import Drawn, Line, Paragraph, band, ink, palette_for, wrap
 
 
-class FlameTree(ScrollView, can_focus=True):
+class FlameTree(Drawn, ScrollView, can_focus=True):
     """Rows of a Tree. Cursor, expansion and zoom survive the next tree, by path."""
 
     ALLOW_SELECT = False
@@ -32,7 +33,6 @@ class FlameTree(ScrollView, can_focus=True):
         Binding("end,G", "edge(1)", "last", show=False),
         Binding("left,h", "shut", "close, or go to the caller", show=False),
         Binding("right,l", "unfold", "open, or go to the first callee", show=False),
-        Binding("space", "open_or_shut", "open or close", show=False),
         Binding("enter", "zoom", "zoom in", show=False),
         Binding("escape", "unzoom", "zoom out", show=False),
         Binding("e", "expand_all", "open all", show=False),
@@ -49,7 +49,8 @@ class FlameTree(ScrollView, can_focus=True):
         self.rows: FlameRows | None = None
         self.cursor = 0  # row number
         self.needle = ""
-        self._message: list[Line] = []
+        self._message: list[Paragraph] = []
+        self._message_lines: list[Line] = []
         self._expansion = Expansion({}, set())
 
     # ---------------------------------------- content
@@ -60,7 +61,7 @@ class FlameTree(ScrollView, can_focus=True):
         try:
             rows = FlameRows(tree, self._expansion)
         except FrameError as error:
-            self.set_message([Line().add(f"The answer cannot be drawn: {error.message}.")])
+            self.set_message([(f"The answer cannot be drawn: {error.message}.", ink())])
             return
         if before is not None:
             self._carry_over(before, rows, node)
@@ -91,11 +92,11 @@ class FlameTree(ScrollView, can_focus=True):
         if round(self.scroll_y):
             self.scroll_to(y=max(0, self.cursor - offset), animate=False)
 
-    def set_message(self, lines: list[Line]) -> None:
+    def set_message(self, paragraphs: list[Paragraph]) -> None:
         """Show text instead of a tree."""
-        if self.rows is None and self._message == lines:
+        if self.rows is None and self._message == paragraphs:
             return
-        self.rows, self._message = None, lines
+        self.rows, self._message = None, paragraphs
         self._layout_rows()
         self.post_message(self.Moved())
 
@@ -122,14 +123,16 @@ class FlameTree(ScrollView, can_focus=True):
         if rows.matches is not None and node is not None and not rows.matches[node]:
             found = rows.next_match(node, 1)
             if found is not None:
-                self._go_to(found)
+                self.go_to(found)
         self.refresh()
         self.post_message(self.Moved())
 
     # ---------------------------------------- drawing
 
     def _layout_rows(self) -> None:
-        count = len(self.rows.visible) if self.rows is not None else len(self._message)
+        if self.rows is None:
+            self._message_lines = _wrapped(self._message, self.size.width)
+        count = len(self.rows.visible) if self.rows is not None else len(self._message_lines)
         self.cursor = min(self.cursor, max(count - 1, 0))
         size = Size(self.size.width, count)
         if size != self.virtual_size:
@@ -144,14 +147,14 @@ class FlameTree(ScrollView, can_focus=True):
         row = y + round(self.scroll_y)
         rows = self.rows
         if rows is None:
-            line = self._message[row] if row < len(self._message) else Line()
-            return line.strip(width, self.rich_style)
+            line = self._message_lines[row] if row < len(self._message_lines) else Line()
+            return line.strip(width, self.base_style)
         if row >= len(rows.visible):
-            return Line().strip(width, self.rich_style)
+            return Line().strip(width, self.base_style)
         palette = palette_for(self)
         node = int(rows.visible[row])
         line = RowPainter(rows, palette, width, self.needle).line(node)
-        background = self.rich_style
+        background = self.base_style
         if row == self.cursor:
             background = ink(palette.text, palette.selection if self.has_focus else band(palette))
         return line.strip(width, background)
@@ -185,7 +188,8 @@ class FlameTree(ScrollView, can_focus=True):
 
     # ---------------------------------------- moving
 
-    def _go_to(self, node: int) -> None:
+    def go_to(self, node: int) -> None:
+        """Put the cursor on a node, opening what hides it."""
         rows = self.rows
         assert rows is not None
         if rows.position(node) is None:
@@ -226,7 +230,7 @@ class FlameTree(ScrollView, can_focus=True):
             return
         found = rows.next_match(node, step)
         if found is not None:
-            self._go_to(found)
+            self.go_to(found)
             self.post_message(self.Moved())
 
     # ---------------------------------------- expansion
@@ -313,3 +317,14 @@ class FlameTree(ScrollView, can_focus=True):
         start, end = RowPainter(rows, palette_for(self), self.size.width, "").expander_cells(node)
         if start <= event.x <= end:
             self.action_open_or_shut()
+
+
+def _wrapped(paragraphs: list[Paragraph], width: int) -> list[Line]:
+    """Text with a margin, after an empty line."""
+    lines = [Line()]
+    for text, style in paragraphs:
+        if text:
+            lines += [
+                Line().add("  ").add(part, style) for part in wrap(clean(text, 600), max(10, width - 4))
+            ]
+    return lines

@@ -8,14 +8,23 @@ from gpuprof.snapshots.names import clean
 from gpuprof.tui.model import Model
 from gpuprof.tui.palette import Palette
 from gpuprof.tui.timescale import wall_text
-from gpuprof.tui.widgets.styled import ABSENT, Line, Lines, bar, ink, join, pack_by_priority, palette_for
+from gpuprof.tui.widgets.styled import (
+    ABSENT,
+    Line,
+    Lines,
+    bar,
+    ink,
+    join,
+    pack_by_priority,
+    palette_for,
+    wrap,
+)
 
 FRESH_NS = 5 * 10**9  # a reading older than this is not what holds now
 _STATE_MARKS = {"ok": "●", "starting": "◌", "degraded": "◐", "off": "○", "failed": "✗"}
-_TITLES = {"cpu": "CPU", "nvml": "NVML", "gpu": "GPU time", "processes": "processes"}
+_TITLES = {"cpu": "CPU", "nvml": "NVML", "gpu": "GPU time"}
 GAUGE_CELLS = 92
 GIB = 2**30
-MAX_NOTICES = 2
 
 
 def header_line(model: Model, width: int, palette: Palette, link: str, label: str) -> Line:
@@ -33,6 +42,8 @@ def header_line(model: Model, width: int, palette: Palette, link: str, label: st
     if model.driver_version:
         left.append((6, Line().add("driver ", dim).add(clean(model.driver_version, 20), text)))
     for source in model.status.sources if model.status else []:
+        if source.name not in _TITLES and source.state == "ok":
+            continue
         left.append((4 if source.state != "failed" else 2, _source(source, model, palette)))
     if link:
         left.append((1, Line().add(link, ink(palette.error, bold=True))))
@@ -82,23 +93,31 @@ def _source(source: SourceStatus, model: Model, palette: Palette) -> Line:
     return line
 
 
-def notices(model: Model, palette: Palette) -> list[Line]:
-    """What does not work and what to do about it, a line each; nothing when all is well."""
+def notices(model: Model, palette: Palette, width: int) -> list[Line]:
+    """What does not work and what to do about it, in wrapped lines; nothing when all is well."""
     result: list[Line] = []
     if model.status is None:
         return result
     for source in model.status.sources:
         if source.state not in ("failed", "off", "degraded") or not source.reason:
             continue
-        line = Line().add(
-            f" {_TITLES.get(source.name, clean(source.name, 12))}: ", ink(palette.warning, bold=True)
-        )
-        line.add(clean(source.reason, 300), ink(palette.text))
+        if source.name == "cpu" and source.state != "degraded":
+            continue  # said where the tree would be
+        title = f"{_TITLES.get(source.name, clean(source.name, 12))}: "
+        said = clean(source.reason, 300)
         if source.hint:
-            line.add("  → " + clean(source.hint, 300), ink(palette.accent))
+            said += "  → " + clean(source.hint, 300)
         if source.name == "nvml" and source.state != "degraded" and not model.gpus and model.live:
-            line.add("  D or `gpuprof-tui demo` opens a recording of a GPU run", ink(palette.dim))
-        result.append(line)
+            demo = (
+                "D opens it here."
+                if "demo" in source.hint
+                else "D (or `gpuprof-tui demo`) opens a recording of a GPU run."
+            )
+            said += "  " + demo
+        for place, part in enumerate(wrap(title + said, width - 2)):
+            head = title if not place else ""
+            line = Line().add(" " + head, ink(palette.warning, bold=True))
+            result.append(line.add(part[len(head) :], ink(palette.text)))
     return result
 
 
@@ -182,8 +201,9 @@ class Header(Lines):
         palette = palette_for(self)
         model = self.model
         lines = [header_line(model, width, palette, self.link_text, self.label)]
-        lines += self._gauges(width, palette, max(1, max_lines - 2))
-        lines += notices(model, palette)[:MAX_NOTICES]
+        said = notices(model, palette, width)
+        lines += self._gauges(width, palette, max(1, max_lines - 1 - min(len(said), 3)))
+        lines += said
         lines = lines[:max_lines]
         self.show(lines)
         return len(lines)

@@ -66,12 +66,14 @@ def gutter_rows(chart: Chart, labels: dict[int, str], surface: Surface, rows: in
     palette, ground = surface.palette, surface.ground
     plain, ticked = surface.glyphs.axis[0], surface.glyphs.axis[1]
     width = surface.gutter - 1
+    if width <= 0:
+        return [[] for _ in range(rows)]
     title = chart.title if width >= 13 else chart.short_title
     result = []
     for row in range(rows):
         label = labels.get(row, "")
         room = max(width - cell_len(label) - 1, 0)
-        heading = padded(_with_unit(title, chart.unit, room) if row == 0 else "", room)
+        heading = padded(f" {_with_unit(title, chart.unit, room - 1)}" if row == 0 else "", room)
         label = padded(label, width - room, right=True)
         result.append(
             [

@@ -13,7 +13,7 @@ from textual.strip import Strip
 
 from gpuprof.snapshots.names import clean
 from gpuprof.tui.process_rows import SORT_KEYS, ProcessRow, sort_rows
-from gpuprof.tui.widgets.styled import ABSENT, Line, ink, palette_for
+from gpuprof.tui.widgets.styled import ABSENT, Drawn, Line, ink, palette_for
 
 # Title, sort key, cells, right-aligned; the name takes what is left.
 _COLUMNS = (
@@ -29,7 +29,7 @@ _NAME_AT_LEAST = 8
 _NAME_AT_MOST = 64
 
 
-class ProcessTable(ScrollView, can_focus=True):
+class ProcessTable(Drawn, ScrollView, can_focus=True):
     """Rows of processes; the cursor follows its process when the order changes."""
 
     ALLOW_SELECT = False
@@ -92,15 +92,15 @@ class ProcessTable(ScrollView, can_focus=True):
     def render_line(self, y: int) -> Strip:
         width = self.size.width
         if y == 0:
-            return self._titles(width).strip(width, self.rich_style)
+            return self._titles(width).strip(width, self.base_style)
         palette = palette_for(self)
         place = y - 1 + round(self.scroll_y)
         if place >= len(self._rows):
             line = Line()
             if not self._rows and y == 1:
                 line.add(" no process readings", ink(palette.dim))
-            return line.strip(width, self.rich_style)
-        background = self.rich_style
+            return line.strip(width, self.base_style)
+        background = self.base_style
         if place == self._cursor and self.has_focus:
             background = ink(palette.text, palette.selection)
         return self._line(self._rows[place], width).strip(width, background)

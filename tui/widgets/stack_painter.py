@@ -250,10 +250,12 @@ def margins(width: int) -> tuple[int, int]:
     if width >= 130:
         return 18, 28
     if width >= 100:
-        return 16, 26
+        return 17, 26
     if width >= 60:
-        return 11, 20
-    return 7, 10 if width >= 30 else 0
+        return 12, 20
+    if width >= 30:
+        return 8, 10
+    return (8, 0) if width >= 14 else (0, 0)
 
 
 def changed_bands(old: Sequence[Segments], new: Sequence[Segments]) -> list[tuple[int, int]]:

@@ -10,7 +10,7 @@ from gpuprof.snapshots.names import clean
 from gpuprof.tui.palette import Palette
 from gpuprof.tui.session import Session
 from gpuprof.tui.timescale import duration_text, wall_text
-from gpuprof.tui.widgets.styled import Line, ink, pack_by_priority
+from gpuprof.tui.widgets.styled import Line, Paragraph, ink, pack_by_priority
 
 SIDE_NOTES = 90  # cells from which a title has room for a hint
 
@@ -22,6 +22,7 @@ KEYS = (
     (4, "f", "filter"),
     (5, "w", "save"),
     (6, "p", "processes"),
+    (7, "i", "icicle"),
     (7, "Tab", "focus"),
     (8, "t", "threads"),
     (9, "space", "pause"),
@@ -66,7 +67,7 @@ def tree_title(session: Session, palette: Palette, width: int, match: str, focus
         )
     if match:
         items.append((2, Line().add(match, accent)))
-    if tree is not None and len(tree.total_weight):
+    if tree is not None and _has_samples(session):
         items.append((3, Line().add(amount(tree), text)))
         if tree.truncated and tree.unit == "samples":
             share = 100 * tree.truncated / max(float(tree.total_weight[0]), 1.0)
@@ -109,43 +110,31 @@ def link_text(session: Session) -> str:
     return f"no word from the sampler for {late:.0f} s" if late is not None else ""
 
 
-def tree_message(session: Session, palette: Palette) -> list[Line]:
+def tree_message(session: Session, palette: Palette) -> list[Paragraph]:
     """What stands in place of a tree that cannot be shown, and why; empty when there is one."""
     model, state = session.model, session.link.state
-    text, dim = ink(palette.text), ink(palette.dim)
-    lines = [Line()]
+    text, dim, error = ink(palette.text), ink(palette.dim), ink(palette.error)
     if state.state in ("gone", "failed") and session.tree is None:
-        lines.append(Line().add("  " + clean(state.message, 400), ink(palette.error)))
-        if state.hint:
-            lines.append(Line().add("  " + clean(state.hint, 400), text))
-        if state.state == "gone":
-            lines.append(Line().add("  Trying again…", dim))
-        return lines
+        said = [(state.message, error), (state.hint, text)]
+        return [*said, ("Trying again…", dim)] if state.state == "gone" else said
     if model.hello is None:
         doing = "connecting to" if session.transport.live else "reading"
-        return [Line(), Line().add(f"  {doing} {clean(session.transport.label, 80)}…", dim)]
+        return [(f"{doing} {clean(session.transport.label, 80)}…", dim)]
     cpu = model.source("cpu")
     if cpu is not None and cpu.state in ("failed", "off") and not _has_samples(session):
-        lines.append(
-            Line()
-            .add("  No CPU stacks: ", ink(palette.warning, bold=True))
-            .add(clean(cpu.reason or cpu.state, 400), text)
-        )
-        if cpu.hint:
-            lines.append(Line().add("  → " + clean(cpu.hint, 400), text))
+        said = [
+            ("No CPU stacks", ink(palette.warning, bold=True)),
+            (cpu.reason or cpu.state, text),
+            (cpu.hint, text),
+        ]
         if model.hello.sudo_line and model.live:
-            lines += [Line(), Line().add("  With CPU stacks of all processes:", dim)]
-            lines.append(
-                Line().add("      " + clean(model.hello.sudo_line, 400), ink(palette.accent, bold=True))
-            )
-        return lines
+            said += [("With CPU stacks of all processes:", dim)]
+            said += [("    " + clean(model.hello.sudo_line, 400), ink(palette.accent, bold=True))]
+        return said
     if session.failure is not None:
-        lines.append(Line().add("  " + clean(session.failure.message, 400), ink(palette.error)))
-        if session.failure.hint:
-            lines.append(Line().add("  " + clean(session.failure.hint, 400), text))
-        return lines
+        return [(session.failure.message, error), (session.failure.hint, text)]
     if session.tree is None:
-        return [Line(), Line().add("  waiting for the first samples…", dim)]
+        return [("waiting for the first samples…", dim)]
     if not _has_samples(session):
         where = (
             "in this range"
@@ -157,7 +146,7 @@ def tree_message(session: Session, palette: Palette) -> list[Line]:
         what = f"No CPU samples {where}"
         if session.feed.filter:
             what += f" that match the filter {clean(session.feed.filter.text, 60)} (f changes it)"
-        return [Line(), Line().add(f"  {what}.", dim)]
+        return [(f"{what}.", dim)]
     return []
 
 

@@ -16,6 +16,7 @@ from textual.widget import Widget
 from gpuprof.snapshots.names import fit, visible
 from gpuprof.tui.palette import Palette, choose, tinted
 
+Paragraph = tuple[str, Style]
 ABSENT = "–"  # a value that is not known; never 0
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
@@ -103,6 +104,25 @@ def percent(fraction: float, width: int = 7) -> str:
     return f"{100 * fraction:.1f} %".rjust(width)
 
 
+def wrap(text: str, cells: int) -> list[str]:
+    """`text` in lines of at most `cells` cells, broken between words where that is possible."""
+    lines: list[str] = []
+    current = ""
+    for whole in text.split(" "):
+        word = whole
+        if current and cell_len(current) + 1 + cell_len(word) <= cells:
+            current += " " + word
+            continue
+        if current:
+            lines.append(current)
+        while cell_len(word) > cells > 1:
+            head = fit(word, cells)[:-1] or word[:1]
+            lines.append(head)
+            word = word[len(head) :]
+        current = word
+    return [*lines, current] if current or not lines else lines
+
+
 def pack_by_priority(items: Sequence[tuple[int, Line]], width: int, gap: int = 2) -> list[Line]:
     """The items, in their order, that fit in `width` with gaps between them; the highest numbers are left out
     first."""
@@ -123,7 +143,24 @@ def join(lines: Iterable[Line], gap: int = 2) -> Line:
     return result
 
 
-class Lines(Widget):
+class Drawn(Widget):
+    """A line-API widget that keeps its base style, which Textual would work out anew for every line."""
+
+    _base: Style | None = None
+
+    @property
+    def base_style(self) -> Style:
+        """Text on the widget's own background."""
+        if self._base is None:
+            self._base = self.rich_style
+        return self._base
+
+    def notify_style_update(self) -> None:
+        self._base = None
+        super().notify_style_update()
+
+
+class Lines(Drawn):
     """A widget that shows a few lines, and redraws only those that changed."""
 
     ALLOW_SELECT = False
@@ -148,4 +185,4 @@ class Lines(Widget):
     def render_line(self, y: int) -> Strip:
         width = self.size.width
         line = self._lines[y] if y < len(self._lines) else Line()
-        return line.strip(width, self.rich_style)
+        return line.strip(width, self.base_style)

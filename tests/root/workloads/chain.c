@@ -1,4 +1,4 @@
-/* Burns CPU through two call chains in the ratio 1 : 3, for the given seconds. Compiled without frame pointers. */
+/* Burns CPU through two call chains in the ratio 1 : 3 for some seconds; built without frame pointers. */
 #include <stdlib.h>
 #include <time.h>
 

@@ -1,4 +1,4 @@
-"""Burns CPU through three call paths in the ratio 2 : 5 : 11, for the given seconds. One unit is one call of burn()."""
+"""Burns CPU through three call paths in the ratio 2 : 5 : 11, for the given seconds."""
 
 import sys
 import threading

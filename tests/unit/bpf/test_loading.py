@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import struct
 import subprocess
+import types
 from pathlib import Path
 
 import pytest
 
-from gpuprof.bpf import headers, loader, programs
+from gpuprof.bpf import headers, loader, programs, syscalls
 from gpuprof.bpf.btf import Btf, BtfError
 from gpuprof.snapshots.errors import EXIT_NO_PERMISSION, GpuprofError
 
@@ -69,6 +70,13 @@ def test_lockdown() -> None:
         loader.check_permission("CapEff:\t000001ffffffffff\n", "none integrity [confidentiality]")
 
 
+def test_a_pid_namespace_of_its_own() -> None:
+    loader.check_pid_namespace(4026531836)
+    with pytest.raises(GpuprofError) as caught:
+        loader.check_pid_namespace(4026532281)
+    assert "--pid=host" in caught.value.hint
+
+
 def test_includes_are_pasted_once(tmp_path: Path) -> None:
     (tmp_path / "main.c").write_text('#include "a.h"\n#include "b.h"\nint x;\n')
     (tmp_path / "a.h").write_text("int a;\n")
@@ -111,6 +119,18 @@ def test_sizes_and_cpus() -> None:
     assert programs.choose_ring_bytes(128, 99) == 4 << 20
     assert programs.online_cpus("0-3,8\n") == [0, 1, 2, 3, 8]
     assert programs.online_cpus("\n") == []
+
+
+def test_the_event_samples_at_the_rate_asked_for() -> None:
+    """linux/perf_event.h: u32 type, size; u64 config, sample_period or sample_freq, two more, flags."""
+    attr = syscalls.cpu_clock_attr(99)
+    kind, size, config, period, _, _, flags = struct.unpack_from("<IIQQQQQ", attr)
+    assert (kind, size, config) == (1, len(attr), 0)
+    assert period == 1_000_000_000 // 99
+    assert flags == 1 | 1 << 7  # disabled, exclude_idle; bit 10 would make the period a frequency
+    for rate in (0, -1, 10_001):
+        with pytest.raises(ValueError, match="cannot sample"):
+            syscalls.cpu_clock_attr(rate)
 
 
 def test_a_loader_that_dies(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,3 +189,21 @@ def test_btf_offsets() -> None:
 def test_the_sampler_side_does_not_import_bcc() -> None:
     code = "import gpuprof.bpf.programs, gpuprof.sampler.unwind_tables, sys; sys.exit('bcc' in sys.modules)"
     assert subprocess.run([programs.sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_header_tree_is_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(headers.os, "access", lambda path, mode: False)
+    monkeypatch.setattr(headers.tempfile, "tempdir", str(tmp_path))
+    seen: list[Path] = []
+
+    def compile_(**options: object) -> None:
+        seen.extend(tmp_path.iterdir())
+        raise RuntimeError("enough")
+
+    one = loader.Loader({}, tmp_path)
+    fake = types.SimpleNamespace(BPF=compile_)
+    monkeypatch.setattr(loader.Loader, "_failure", lambda self, what, error: GpuprofError(str(error)))
+    with pytest.raises(GpuprofError, match="enough"):
+        one._compile(fake, {})  # type: ignore[arg-type]
+    assert len(seen) == 1
+    assert not list(tmp_path.iterdir())

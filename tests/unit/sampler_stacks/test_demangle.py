@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from gpuprof.sampler.demangle import MAX_SHOWN, display_name, fold
 
 

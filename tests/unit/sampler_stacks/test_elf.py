@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from gpuprof.sampler.elf import ElfError, ElfFile
 
 LIBC = Path("/lib/x86_64-linux-gnu/libc.so.6")
@@ -72,6 +73,14 @@ def test_load_bias_of_a_segment_that_begins_inside_a_page() -> None:
     assert load_bias([data, text], 0x7F0000001000, 0x9000) is None
 
 
+READERS: list[Callable[[ElfFile], object]] = [
+    lambda elf: elf.eh_frame(),
+    lambda elf: elf.function_symbols(),
+    lambda elf: elf.build_id,
+    lambda elf: elf.dynamic_symbols({"main"}),
+]
+
+
 def mutations(image: bytes) -> list[bytes]:
     """Truncations and wild values in every header field."""
     found = [image[:size] for size in (0, 1, 4, 16, 63, 64, 65, 120, 1000, len(image) // 2, len(image) - 1)]
@@ -99,14 +108,9 @@ def test_hostile_files_are_refused_or_read_within_bounds(compile_c: Callable[...
         except ElfError:
             continue
         with elf:
-            for read in (
-                elf.eh_frame,
-                elf.function_symbols,
-                lambda: elf.build_id,
-                lambda: elf.dynamic_symbols({"main"}),
-            ):
+            for read in READERS:
                 try:
-                    read()
+                    read(elf)
                 except ElfError:
                     pass
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from gpuprof.sampler.jit_map import REREAD_NS, JitMap
 
 NUMBER = 987_654_000 + os.getpid() % 1000  # a pid that no process has: the name of the map only

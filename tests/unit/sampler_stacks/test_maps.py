@@ -7,6 +7,7 @@ import stat
 from pathlib import Path
 
 import pytest
+
 from gpuprof.sampler.maps import Mapping, open_mapping, parse_maps, read_maps
 
 CASE = b"""\

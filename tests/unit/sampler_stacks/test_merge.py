@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+
 from gpuprof.sampler.frame_ids import FrameIds
-from gpuprof.sampler.merge import Group, find_host, merge
+from gpuprof.sampler.merge import Group, find_hosts, merge
 from gpuprof.snapshots.frames import FrameKind
 
 PYTHON = "libpython3.11.so.1.0"
@@ -60,9 +61,18 @@ def names() -> Names:
 def test_groups_replace_the_loops_in_order(names: Names) -> None:
     groups = [(["key", "inner"], None), (["outer", "<module>"], None)]
     assert names.merge(NATIVE, groups, by_host=False, complete=True) == [
-        "memcpy", "list_sort", "key", "inner", "_PyEval_Vector", "map_next", "outer", "<module>", "PyEval_EvalCode",
-        "main", "_start",
-    ]  # fmt: skip
+        "memcpy",
+        "list_sort",
+        "key",
+        "inner",
+        "_PyEval_Vector",
+        "map_next",
+        "outer",
+        "<module>",
+        "PyEval_EvalCode",
+        "main",
+        "_start",
+    ]
     assert names.outer == ["PyEval_EvalCode", "main", "_start"]
 
 
@@ -70,23 +80,44 @@ def test_a_loop_that_is_not_linked_yet_is_at_the_leaf(names: Names) -> None:
     native = [EVAL, "_PyEval_Vector", *NATIVE[1:]]
     groups = [(["key"], None), (["<module>"], None)]
     assert names.merge(native, groups, by_host=False, complete=True) == [
-        "_PyEval_Vector", "list_sort", "key", "_PyEval_Vector", "map_next", "<module>", "PyEval_EvalCode", "main", "_start",
-    ]  # fmt: skip
+        "_PyEval_Vector",
+        "list_sort",
+        "key",
+        "_PyEval_Vector",
+        "map_next",
+        "<module>",
+        "PyEval_EvalCode",
+        "main",
+        "_start",
+    ]
 
 
 def test_a_loop_that_has_just_returned_is_still_linked(names: Names) -> None:
     groups = [(["gone"], None), (["key"], None), (["<module>"], None)]
     assert names.merge(NATIVE, groups, by_host=False, complete=True) == [
-        "memcpy", "list_sort", "gone", "key", "_PyEval_Vector", "map_next", "<module>", "PyEval_EvalCode", "main",
+        "memcpy",
+        "list_sort",
+        "gone",
+        "key",
+        "_PyEval_Vector",
+        "map_next",
+        "<module>",
+        "PyEval_EvalCode",
+        "main",
         "_start",
-    ]  # fmt: skip
+    ]
 
 
 def test_python_goes_on_below_a_break(names: Names) -> None:
     groups = [(["key"], None), (["outer"], None), (["<module>"], None)]
     assert names.merge(NATIVE[:4], groups, by_host=False, complete=False) == [
-        "memcpy", "list_sort", "key", "_PyEval_Vector", "outer", "<module>",
-    ]  # fmt: skip
+        "memcpy",
+        "list_sort",
+        "key",
+        "_PyEval_Vector",
+        "outer",
+        "<module>",
+    ]
     assert names.outer is None
 
 
@@ -106,13 +137,21 @@ def test_no_python_frames_leave_the_loop_visible(names: Names) -> None:
 def test_groups_stand_at_their_hosts(names: Names) -> None:
     groups = [(["key"], 2), (["outer", "<module>"], 5)]
     assert names.merge(NATIVE, groups, by_host=True, complete=True) == [
-        "memcpy", "list_sort", "key", "_PyEval_Vector", "map_next", "outer", "<module>", "PyEval_EvalCode", "main",
+        "memcpy",
+        "list_sort",
+        "key",
+        "_PyEval_Vector",
+        "map_next",
+        "outer",
+        "<module>",
+        "PyEval_EvalCode",
+        "main",
         "_start",
-    ]  # fmt: skip
+    ]
 
 
 def test_a_tail_call_interpreter(names: Names) -> None:
-    # The loop is inlined into _PyEval_Vector and PyEval_EvalCode; its parts are functions of their own, some stripped.
+    # The loop is inlined into _PyEval_Vector and PyEval_EvalCode; some parts have no name.
     native = [
         "long_add",
         "_TAIL_CALL_BINARY_OP",
@@ -124,22 +163,36 @@ def test_a_tail_call_interpreter(names: Names) -> None:
     ]
     groups = [(["key"], 2), (["<module>"], 5)]
     assert names.merge(native, groups, by_host=True, complete=True) == [
-        "long_add", "key", "_PyEval_Vector", "map_next", "<module>", "PyEval_EvalCode", "_start",
-    ]  # fmt: skip
+        "long_add",
+        "key",
+        "_PyEval_Vector",
+        "map_next",
+        "<module>",
+        "PyEval_EvalCode",
+        "_start",
+    ]
 
 
 def test_unnamed_interpreter_code_elsewhere_stays(names: Names) -> None:
     native = ["?0x99", "list_sort", EVAL, "_start"]
     assert names.merge(native, [(["<module>"], 2)], by_host=True, complete=True) == [
-        "?0x99", "list_sort", "<module>", "_start",
-    ]  # fmt: skip
+        "?0x99",
+        "list_sort",
+        "<module>",
+        "_start",
+    ]
 
 
 def test_hosts_beyond_the_break(names: Names) -> None:
     groups = [(["key"], 2), (["outer"], None), (["<module>"], None)]
     assert names.merge(NATIVE[:4], groups, by_host=True, complete=False) == [
-        "memcpy", "list_sort", "key", "_PyEval_Vector", "outer", "<module>",
-    ]  # fmt: skip
+        "memcpy",
+        "list_sort",
+        "key",
+        "_PyEval_Vector",
+        "outer",
+        "<module>",
+    ]
 
 
 def test_an_empty_group_hides_its_loop_only(names: Names) -> None:
@@ -149,13 +202,10 @@ def test_an_empty_group_hides_its_loop_only(names: Names) -> None:
     ]
 
 
-def test_find_host() -> None:
+def test_find_hosts() -> None:
     sp0, distances = 1000, [0, 10, 20]  # frames at 1000, 1080, 1240
-    assert find_host(999, sp0, distances, True) is None
-    assert find_host(1000, sp0, distances, True) == 0
-    assert find_host(1079, sp0, distances, True) == 0
-    assert find_host(1080, sp0, distances, True) == 1
-    assert find_host(1240, sp0, distances, True) == 2
-    assert find_host(1240, sp0, distances, False) is None  # the last frame's extent is not known
-    assert find_host(1100, sp0, [0, 10, 0xFFFF, 4], True) is None  # nor what is behind a leap
-    assert find_host(1000, sp0, [], True) is None
+    addresses = [999, 1000, 1079, 1080, 1240]
+    assert find_hosts(addresses, sp0, distances, True) == (None, 0, 0, 1, 2)
+    assert find_hosts(addresses, sp0, distances, False) == (None, 0, 0, 1, None)  # its extent is not known
+    assert find_hosts([1000, 1100], sp0, [0, 10, 0xFFFF, 4], True) == (0, None)  # nor what is behind a leap
+    assert find_hosts([1000], sp0, [], True) == (None,)

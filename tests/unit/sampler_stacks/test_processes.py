@@ -26,7 +26,12 @@ def test_own_process() -> None:
 def test_a_hostile_name_does_not_shift_the_fields(child: Child) -> None:
     import sys
 
-    code = "import ctypes, sys\nctypes.CDLL(None).prctl(15, b'a) R 1 (\\x1b\\n\\xff')\nprint(1, flush=True)\nsys.stdin.read()"
+    code = """
+import ctypes, sys
+ctypes.CDLL(None).prctl(15, b'a) R 1 (\\x1b\\n\\xff')
+print(1, flush=True)
+sys.stdin.read()
+"""
     process, _ = child(sys.executable, code)
     found = describe(process.pid)
     assert found is not None

@@ -1,4 +1,4 @@
-"""Code objects of living CPython processes of every version of the machine, against what the process says of itself."""
+"""Code objects of living CPython processes of every version here, against what the process says of itself."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+
 from gpuprof.sampler.maps import read_maps
 from gpuprof.sampler.python_code import RECHECK_NS, CodeReader
 from gpuprof.sampler.python_lines import LineTable
@@ -19,7 +20,7 @@ Child = Callable[[str, str], tuple[subprocess.Popen[bytes], bytes]]
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="reads the memory of another process")
 
-# Prints, for each function: address of its code, first line, qualified name, file, and the line of each instruction.
+# Prints for each function: address of its code, first line, qualified name, file, line of each instruction.
 DESCRIBE = r"""
 import dis, json, sys, argparse, json.decoder, threading
 class Größe:
@@ -54,8 +55,8 @@ def codes(code):
             yield from codes(constant)
 old = sys.version_info < (3, 10)
 out = []
-for function in (Größe.Inner.method, lots, far, argparse.ArgumentParser.parse_known_args, json.decoder.JSONArray,
-                 threading.Thread.__init__):
+for function in (Größe.Inner.method, lots, far, argparse.ArgumentParser.parse_known_args,
+                 json.decoder.JSONArray, threading.Thread.__init__):
     for code in codes(function.__code__):
         lines = {}
         if old:
@@ -96,7 +97,12 @@ def test_names_files_and_lines(interpreter: str, child: Child) -> None:
 
 
 def test_what_is_not_a_code_object_is_refused(interpreter: str, child: Child) -> None:
-    code = "import sys\ndef f(): pass\nprint(id(f), id(f.__code__), f.__code__.co_firstlineno, flush=True)\nsys.stdin.read()"
+    code = """
+import sys
+def f(): pass
+print(id(f), id(f.__code__), f.__code__.co_firstlineno, flush=True)
+sys.stdin.read()
+"""
     process, line = child(interpreter, code)
     function, address, first_line = map(int, line.split())
     layout = find_python(process.pid, read_maps(process.pid))
@@ -118,7 +124,8 @@ def test_what_is_not_a_code_object_is_refused(interpreter: str, child: Child) ->
 def test_a_code_object_is_read_again_after_a_while(interpreter: str, child: Child) -> None:
     process, line = child(
         interpreter,
-        "import sys\ndef f(): pass\nprint(id(f.__code__), f.__code__.co_firstlineno, flush=True)\nsys.stdin.read()",
+        "import sys\ndef f(): pass\n"
+        "print(id(f.__code__), f.__code__.co_firstlineno, flush=True)\nsys.stdin.read()",
     )
     address, first_line = map(int, line.split())
     layout = find_python(process.pid, read_maps(process.pid))
@@ -126,7 +133,7 @@ def test_a_code_object_is_read_again_after_a_while(interpreter: str, child: Chil
     reader = CodeReader(process.pid, layout)
     first = reader.get(address, first_line, 0)
     assert reader.get(address, first_line, RECHECK_NS - 1) is first
-    # The same object at the second look: kept. With another layout it would look like another object: read anew.
+    # The same object at the second look is kept; with another layout it looks like another one.
     assert reader.get(address, first_line, RECHECK_NS) is first
     reader.layout = replace(layout, co_filename=layout.co_qualname)
     again = reader.get(address, first_line, 2 * RECHECK_NS)

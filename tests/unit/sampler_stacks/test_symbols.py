@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from gpuprof.sampler.symbols import BinarySymbols
 
 LIBC = Path("/lib/x86_64-linux-gnu/libc.so.6")

@@ -1,0 +1,96 @@
+"""What the doctor finds in file systems that lack one thing or another."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from gpuprof.tui import doctor
+from gpuprof.tui.doctor import Finding
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A file system with everything in place."""
+    for name in ("usr/lib/python3/dist-packages/bcc", "sys/kernel/btf", "sys/kernel/tracing/events"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "usr/lib/python3/dist-packages/bcc/libbcc.py").touch()
+    (tmp_path / "sys/kernel/btf/vmlinux").touch()
+    (tmp_path / "proc/sys/kernel").mkdir(parents=True)
+    (tmp_path / "proc/sys/kernel/perf_event_paranoid").write_text("2\n")
+    (tmp_path / "sys/kernel/security").mkdir()
+    (tmp_path / "sys/kernel/security/lockdown").write_text("[none] integrity confidentiality\n")
+    return tmp_path
+
+
+def findings(root: Path, socket_path: str = "/nonexistent") -> dict[str, Finding]:
+    return {finding.name: finding for finding in doctor.look_up(socket_path, str(root))}
+
+
+def test_everything_in_place(root: Path) -> None:
+    found = findings(root)
+    for name in ("Python", "bcc", "BTF", "perf events", "lockdown", "tracefs"):
+        assert found[name].state == "ok", found[name]
+    assert found["service"].state == "note"
+
+
+def test_bcc_missing_and_its_impostor(root: Path) -> None:
+    (root / "usr/lib/python3/dist-packages/bcc/libbcc.py").unlink()
+    found = findings(root)["bcc"]
+    assert found.state == "missing"
+    assert "PyPI" in found.detail
+    (root / "usr/lib/python3/dist-packages/bcc").rmdir()
+    found = findings(root)["bcc"]
+    assert found.state == "missing"
+    assert "PyPI" not in found.detail
+    assert found.fix.startswith("apt install python3-bpfcc")
+
+
+def test_fedora_keeps_it_elsewhere(root: Path) -> None:
+    (root / "usr/lib/python3/dist-packages/bcc/libbcc.py").unlink()
+    (root / "usr/lib/python3.13/site-packages/bcc").mkdir(parents=True)
+    (root / "usr/lib/python3.13/site-packages/bcc/libbcc.py").touch()
+    assert findings(root)["bcc"].state == "ok"
+
+
+def test_a_kernel_without(root: Path) -> None:
+    (root / "sys/kernel/btf/vmlinux").unlink()
+    (root / "proc/sys/kernel/perf_event_paranoid").unlink()
+    (root / "sys/kernel/security/lockdown").write_text("none integrity [confidentiality]\n")
+    (root / "sys/kernel/tracing/events").rmdir()
+    found = findings(root)
+    assert [found[name].state for name in ("BTF", "perf events", "lockdown")] == ["missing"] * 3
+    assert found["tracefs"].state == "note"
+    assert found["tracefs"].fix.startswith("mount -t tracefs")
+
+
+def test_a_service_that_answers_and_one_that_does_not(root: Path, tmp_path: Path) -> None:
+    path = str(tmp_path / "s.sock")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(path)
+        assert "nobody answers" in findings(root, path)["service"].detail
+        listening.listen()
+        assert findings(root, path)["service"].state == "ok"
+    (tmp_path / "file").touch()
+    assert findings(root, str(tmp_path / "file"))["service"].state == "missing"
+
+
+def test_terminals(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.isatty", lambda fd: True)
+    for name in ("LC_ALL", "LC_CTYPE", "COLORTERM"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("LANG", "C.UTF-8")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    assert findings(root)["terminal"].state == "ok"
+    monkeypatch.setenv("LANG", "C")
+    assert findings(root)["terminal"].state == "note"
+    monkeypatch.setenv("TERM", "dumb")
+    assert findings(root)["terminal"].state == "missing"
+
+
+def test_a_fix_stands_on_a_line_of_its_own() -> None:
+    lines = doctor.render(Finding("missing", "bcc", "not found", "apt install x")).splitlines()
+    assert lines[0].split() == ["missing", "bcc", "not", "found"]
+    assert lines[1].strip() == "apt install x"
