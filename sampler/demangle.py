@@ -15,6 +15,7 @@ from typing import Any
 from gpuprof.snapshots.names import clean
 
 MAX_MANGLED = 4096  # bytes; longer names are shown as they are
+MAX_EXPANDED = 1 << 20  # longer ones, by a careful guess, are shown as they are
 MAX_SHOWN = 512
 _SHORT_ARGUMENTS = 12
 
@@ -26,6 +27,11 @@ _RUST_LEGACY = re.compile(r"^_ZN.*17h[0-9a-f]{16}E$")
 _FORTRAN = re.compile(r"^__([a-z0-9_]+)_MOD_([a-z0-9_]+)$")
 _OPERATOR = re.compile(
     r"operator(?:\s*(?:\(\)|\[\]|<=>|<<=|>>=|->\*|->|<<|>>|<=|>=|<|>)|\s+(?:new|delete)(?:\[\])?)(?=[\s(<]|$)"
+)
+_TOKEN = re.compile(
+    rb"(?P<reference>[ST][0-9A-Z]{0,8}_)|(?P<literal>L[a-z]n?[0-9]+E)|(?P<identifier>[0-9]{1,9})|(?P<open>[INXJF])"
+    rb"|(?P<close>E)|(?P<other>S[a-z]|.)",
+    re.DOTALL,
 )
 _WORDS_BEFORE = (
     "non-virtual thunk to ",
@@ -86,6 +92,35 @@ def fold(name: str) -> str:
     return _without_return_type("".join(parts)).replace("\0", " ")
 
 
+def fold_rust(name: str) -> str:
+    """A demangled Rust path with long generic arguments as <…>; `<Type>::method` is `Type::method`."""
+    parts: list[str] = []
+    outer: list[
+        tuple[bool, list[str]]
+    ] = []  # (generic arguments, not a self type; parts of the level around)
+    for at, char in enumerate(name):
+        before = name[at - 1] if at else ""
+        if char == "<":
+            generic = before.isalnum() or before in {"_", "}", "]"} or name[max(at - 2, 0) : at] == "::"
+            if generic and parts and "".join(parts[-2:]) == "::":
+                del parts[-2:]
+            outer.append((generic, parts))
+            parts = []
+        elif char == ">" and before != "-" and outer:
+            inside = "".join(parts)
+            generic, parts = outer.pop()
+            if generic:
+                inside = inside if len(inside) <= _SHORT_ARGUMENTS else "…"
+                parts.append(f"<{inside}>")
+            elif " as " in inside or parts:
+                parts += ["<", inside, ">"]
+            else:
+                parts.append(inside)
+        else:
+            parts.append(char)
+    return name if outer else "".join(parts)
+
+
 def _without_return_type(name: str) -> str:
     for suffix in (" &&", " &", " const", " volatile"):
         name = name.removesuffix(suffix)
@@ -104,12 +139,50 @@ def _starts_word(name: str, at: int) -> bool:
 
 def _demangle_cpp(name: str) -> str:
     demangle = _cpp_demangler()
-    if demangle is None:
+    mangled = name[name.index("_Z") :].encode()
+    if demangle is None or expanded_size(mangled) > MAX_EXPANDED:
         return name
     try:
-        return str(demangle(name[name.index("_Z") :].encode()).decode("utf-8", "backslashreplace"))
+        return str(demangle(mangled).decode("utf-8", "backslashreplace"))
     except Exception:  # noqa: BLE001 - the library raises what it likes on a name that only looks mangled
         return name
+
+
+def expanded_size(mangled: bytes) -> int:
+    """About how long a C++ name is when demangled; never less than a quarter of it.
+
+    A back reference (S_, T_) repeats what was named before, so that a few bytes can stand for gigabytes. Each is
+    taken to repeat the largest part so far.
+    """
+    size = largest = 0
+    at = 2
+    groups: list[int] = []  # sizes at which the open ones began
+    strict = False
+    while at < len(mangled) and size <= MAX_EXPANDED:
+        token = _TOKEN.match(mangled, at)
+        if token is None:
+            break
+        at = token.end()
+        kind = token.lastgroup
+        if kind == "identifier":
+            length = min(int(token[0]), len(mangled) - at)
+            at += length
+            size += length
+            largest = max(largest, length)
+        elif kind == "reference":
+            size += largest + 4
+            if strict:
+                largest *= 2
+        elif kind == "open":
+            groups.append(size)
+        elif kind == "close":
+            if groups:
+                groups.pop()
+            largest = max(largest, size - (groups[-1] if groups else 0) + 4)
+        else:
+            strict = strict or token[0] == b"M"  # pointers to members combine two types without a bracket
+            size += 12
+    return size
 
 
 def _demangle_rust(name: str) -> str:
@@ -119,7 +192,7 @@ def _demangle_rust(name: str) -> str:
         text = str(rust_demangler.demangle(name))
     except Exception:  # noqa: BLE001 - as above, RecursionError included
         return name
-    return re.sub(r"::h[0-9a-f]{16}$", "", text)
+    return fold_rust(re.sub(r"::h[0-9a-f]{16}$", "", text))
 
 
 @lru_cache(maxsize=1)

@@ -23,6 +23,8 @@ from gpuprof.snapshots.names import clean
 PURGE_AFTER_EXIT_NS = 2 * 10**9  # samples of a process are read at most a tick after its exit
 IDLE_CHECK_NS = 30 * 10**9  # a process without samples for this long is looked at whether it is still there
 EXPIRE_NS = 60 * 10**9
+MIN_SCAN_PAUSE_NS = 100_000_000
+MAX_SCAN_PAUSE_NS = 10 * 10**9
 PYTHON_RETRY_NS = (50_000_000, 200_000_000, 1_000_000_000, 5_000_000_000)
 FIRST_SCAN_NS = 300_000_000  # spent before sampling begins on the busiest processes
 
@@ -36,7 +38,7 @@ class ProcessFollower:
         self._ids = ids
         self._processes: dict[int, ProcessStacks] = {}
         self._exited: list[ProcessStacks] = []
-        self._python_due: dict[int, tuple[int, int]] = {}  # pid -> (when, attempts so far)
+        self._due: dict[int, int] = {}  # pid: when to look at it
         self._next_expiry_ns = time.monotonic_ns() + EXPIRE_NS
 
     def publish_running(self, budget_ns: int = FIRST_SCAN_NS) -> None:
@@ -58,28 +60,32 @@ class ProcessFollower:
 
         `between` is called after each piece that may have taken long.
         """
-        wanted: dict[int, None] = {}
+        now_ns = time.monotonic_ns()
         for message in messages:
             pid, reason = message.pid, message.reason
-            if reason == MessageReason.EXIT:
-                wanted.pop(pid, None)
-                self._exit(pid)
-            elif reason == MessageReason.EXEC:
-                wanted.pop(pid, None)
+            if reason in {MessageReason.EXIT, MessageReason.EXEC}:
+                self._due.pop(pid, None)
                 self._tables.forget(pid)
-                if pid in self._processes:
+                if reason == MessageReason.EXEC and pid in self._processes:
                     self._processes[pid].replaced = True
                 self._leave(pid)
             elif reason == MessageReason.FORK:
                 self._fork(pid, message.address)
-            elif reason in {MessageReason.NEW_PROCESS, MessageReason.UNKNOWN_MAPPING}:
-                wanted[pid] = None
-            elif reason == MessageReason.NO_PYTHON_THREAD:
-                self._python_due.setdefault(pid, (0, 0))
-        for pid in wanted:
-            self._publish(pid)
-            between()
-        self._retry_python()
+            elif reason == MessageReason.NEW_PROCESS:
+                self._due[pid] = now_ns
+            elif (process := self._processes.get(pid)) is not None:
+                # Code outside of all mappings (dlopen, or a JIT), or a thread that no known interpreter has.
+                python = reason == MessageReason.NO_PYTHON_THREAD
+                self._plan(pid, process.next_python_scan_ns if python else process.next_scan_ns)
+        for pid, due_ns in list(self._due.items()):
+            if now_ns >= due_ns:
+                del self._due[pid]
+                self._publish(pid)
+                between()
+
+    def _plan(self, pid: int, due_ns: int) -> None:
+        """Have a process looked at, at that time or earlier."""
+        self._due[pid] = min(self._due.get(pid, due_ns), due_ns)
 
     def get(
         self, pid: int, start_ns: int, time_ns: int, *, known: bool, uid: int, comm: bytes
@@ -176,46 +182,37 @@ class ProcessFollower:
             self._leave(pid)
             process = self._processes[pid] = self._new(definition)
         process.definition = definition
-        python = process.python
-        if python is None or list(mappings) != list(process.mappings):
-            python = self._find_python(process, pid, mappings)
+        now_ns = time.monotonic_ns()
+        python, mapped = process.python, list(mappings) != list(process.mappings)
+        if python is None or mapped or now_ns >= process.next_python_scan_ns:
+            python = self._find_python(process, mappings)
+            process.next_python_scan_ns = now_ns + MAX_SCAN_PAUSE_NS
         if start_time_ns(pid) != definition.start_ns:
             return  # another process has the pid by now
         if not process.mappings:
-            process.since_ns = time.monotonic_ns()
+            process.since_ns = now_ns
+        if mapped or python != process.python:
+            process.scan_pause_ns = 0
+        else:
+            process.scan_pause_ns = min(max(2 * process.scan_pause_ns, MIN_SCAN_PAUSE_NS), MAX_SCAN_PAUSE_NS)
+        process.next_scan_ns = now_ns + process.scan_pause_ns
         self._tables.publish(pid, mappings, python)
         process.set_mappings(mappings, python)
         for mapping in mappings:
             self._symbols.hold(pid, mapping)
 
-    def _find_python(
-        self, process: ProcessStacks, pid: int, mappings: Sequence[Mapping]
-    ) -> PythonLayout | None:
+    def _find_python(self, process: ProcessStacks, mappings: Sequence[Mapping]) -> PythonLayout | None:
         try:
-            python = find_python(pid, mappings)
+            python = find_python(process.pid, mappings)
         except UnsupportedPython as error:
             process.unsupported_python = str(error)
-            self._python_due.pop(pid, None)
             return None
-        if python is None and has_python(mappings):
-            self._python_due.setdefault(pid, (time.monotonic_ns() + PYTHON_RETRY_NS[0], 1))
-        else:
-            self._python_due.pop(pid, None)
+        attempts = process.python_attempts
+        if python is None and has_python(process.pid, mappings) and attempts < len(PYTHON_RETRY_NS):
+            # It has not started up yet: it is mapped before it is initialized.
+            process.python_attempts = attempts + 1
+            self._plan(process.pid, time.monotonic_ns() + PYTHON_RETRY_NS[attempts])
         return python
-
-    def _retry_python(self) -> None:
-        """Interpreters that had not started up when they were looked at."""
-        if not self._python_due:
-            return
-        now_ns = time.monotonic_ns()
-        for pid, (due_ns, attempts) in list(self._python_due.items()):
-            if now_ns < due_ns:
-                continue
-            if attempts >= len(PYTHON_RETRY_NS) or pid not in self._processes:
-                del self._python_due[pid]
-                continue
-            self._python_due[pid] = (now_ns + PYTHON_RETRY_NS[attempts], attempts + 1)
-            self._publish(pid)
 
     def _fork(self, pid: int, parent_pid: int) -> None:
         definition = describe(pid)
@@ -233,7 +230,6 @@ class ProcessFollower:
     def _leave(self, pid: int) -> None:
         """The process is gone or became another program; samples of what it was may still come."""
         process = self._processes.pop(pid, None)
-        self._python_due.pop(pid, None)
         if process is not None:
             process.gone_ns = time.monotonic_ns()
             self._exited.append(process)

@@ -43,6 +43,10 @@ class ProcessStacks:
         self.gone_ns: int | None = None
         self.replaced = False  # by another program in the same process (exec)
         self.since_ns = 0  # when its tables were first published
+        self.scan_pause_ns = 0  # grows while looking at its mappings again finds nothing new
+        self.next_scan_ns = 0
+        self.next_python_scan_ns = 0
+        self.python_attempts = 0
         self.table_threads: dict[tuple[int, bytes], int] = {}  # (tid, comm): id in the current tables
         self.outer_frames: dict[tuple[int, int], tuple[int, ...]] = {}  # see StackResolver
         self._symbols = symbols

@@ -169,9 +169,10 @@ def candidates(mappings: Sequence[Mapping]) -> list[Mapping]:
     return sorted(named, key=lambda mapping: not mapping.name.startswith("lib")) + main
 
 
-def has_python(mappings: Sequence[Mapping]) -> bool:
-    """Whether a file that is named like an interpreter is mapped."""
-    return any(mapping.kind == "file" and _NAME.match(mapping.name) for mapping in mappings)
+def has_python(pid: int, mappings: Sequence[Mapping]) -> bool:
+    """Whether an interpreter is mapped, started up or not."""
+    images = (_image(pid, mapping) for mapping in candidates(mappings))
+    return any(image is not None and "_PyRuntime" in image.symbols for image in images)
 
 
 def _read_layout(pid: int, binary: str, addresses: dict[str, int]) -> PythonLayout | None:

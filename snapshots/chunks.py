@@ -10,12 +10,14 @@ All numbers are little-endian, a crc is CRC-32 (zlib). `kind` is D (data) or I (
 body is one zstd frame. The raw body of a data chunk is frames as on the wire (u32 length, msgpack map),
 beginning with a hello: every chunk is self-contained, with its own compact generation of intern tables, so
 that any chunk can be lost without the others. [start_ns, end_ns) is the time that its rows cover. The raw
-body of the index is a msgpack list of [offset, stored bytes, start_ns, end_ns, samples, readings] per data
-chunk.
+body of the index is a msgpack list of [offset, stored bytes, start_ns, end_ns, samples, readings, GPU work]
+per data chunk; a reader passes over what later versions add.
 
 Columns are stored so that they compress: as differences of neighbours (modulo 2^bits), then byte plane by
 byte plane (all lowest bytes first), F64 as its bit pattern. Samples are ordered by CPU and time, readings by
-series and time, because neighbours then differ least; the reader puts them back in the order of time.
+series and time, because neighbours then differ least; the reader puts them back in the order of time. GPU
+work is stored as chunk_gpu.py says. The compressor ends a block of its own every 16 KiB, so that planes that
+are hardly alike do not share one code.
 """
 
 from __future__ import annotations
@@ -29,10 +31,10 @@ from typing import Any
 import numpy as np
 import zstandard
 
-from gpuprof.snapshots import codec
+from gpuprof.snapshots import chunk_gpu, codec
 from gpuprof.snapshots.columns import Array
 from gpuprof.snapshots.errors import FrameError
-from gpuprof.snapshots.frames import Frame, Readings, Samples
+from gpuprof.snapshots.frames import Frame, GpuWork, Readings, Samples
 
 FILE_MAGIC = b"\x89GPUPROF\r\n\x1a\n"
 FILE_VERSION = 1
@@ -47,6 +49,7 @@ _HEADER = struct.Struct("<8sBBHIIQQI")
 HEADER_BYTES = _HEADER.size + 4
 _LENGTH = struct.Struct("<I")
 _LEVEL = 12
+_BLOCK_BYTES = 16 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +88,19 @@ def pack_chunk(kind: int, raw: bytes, start_ns: int, end_ns: int) -> bytes:
     """Return a whole chunk around a raw body. ValueError when the body is larger than MAX_RAW_BYTES."""
     if len(raw) > MAX_RAW_BYTES:
         raise ValueError(f"a chunk of {len(raw)} bytes is too large")
-    body = zstandard.ZstdCompressor(level=_LEVEL, write_content_size=True).compress(raw)
+    body = _compressed(raw)
     head = _HEADER.pack(MARKER, kind, ZSTD, 0, len(body), len(raw), start_ns, end_ns, zlib.crc32(body))
     return head + _LENGTH.pack(zlib.crc32(head)) + body
+
+
+def _compressed(raw: bytes) -> bytes:
+    packer = zstandard.ZstdCompressor(level=_LEVEL).compressobj(size=len(raw))
+    parts: list[bytes] = []
+    for at in range(0, len(raw), _BLOCK_BYTES):
+        parts.append(packer.compress(raw[at : at + _BLOCK_BYTES]))
+        parts.append(packer.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK))
+    parts.append(packer.flush())
+    return b"".join(parts)
 
 
 def parse_header(data: bytes) -> ChunkHeader | None:
@@ -122,7 +135,7 @@ def unpack_body(header: ChunkHeader, stored: bytes) -> bytes:
 def pack_frames(frames: Iterable[Frame]) -> bytes:
     """Return frames as the raw body of a data chunk."""
     parts: list[bytes] = []
-    for frame in frames:
+    for frame in chunk_gpu.merged(frames):
         body = codec.encode(_ordered(frame), _planes_of)
         parts += (_LENGTH.pack(len(body)), body)
     return b"".join(parts)
@@ -151,6 +164,8 @@ def _ordered(frame: Frame) -> Frame:
         return _taken(frame, np.lexsort((frame.time_ns, frame.cpu)))
     if isinstance(frame, Readings):
         return _taken(frame, np.lexsort((frame.end_ns, frame.series)))
+    if isinstance(frame, GpuWork):
+        return chunk_gpu.packed(frame)
     return frame
 
 
@@ -159,6 +174,8 @@ def _in_time(frame: Frame) -> Frame:
         return _taken(frame, np.argsort(frame.time_ns, kind="stable"))
     if isinstance(frame, Readings):
         return _taken(frame, np.argsort(frame.end_ns, kind="stable"))
+    if isinstance(frame, GpuWork):
+        return chunk_gpu.unpacked(frame)
     return frame
 
 

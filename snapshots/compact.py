@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from gpuprof.snapshots.frames import (
     Frame,
     FrameDefs,
     FunctionDefs,
+    GpuWork,
     ProcessDef,
     ProcessDefs,
     Readings,
@@ -27,7 +27,7 @@ from gpuprof.snapshots.frames import (
     ThreadDef,
     ThreadDefs,
 )
-from gpuprof.snapshots.table_view import TablesView
+from gpuprof.snapshots.table_view import TablesView, TaggedRows, ancestors
 
 _ROWS_PER_FRAME = 1 << 16
 _DEFS_PER_FRAME = 1 << 12
@@ -37,14 +37,14 @@ def frames(
     facts: list[Frame],
     defs: dict[int, SeriesDef],
     readings: dict[str, Array],
-    samples: list[tuple[TablesView, Rows]],
+    samples: list[TaggedRows],
+    work: list[TaggedRows],
     current: TablesView,
 ) -> Iterator[Frame]:
-    """Yield `facts`, then the readings with their series, then generation by generation the samples with
-    theirs.
+    """Yield `facts`, then the readings with their series, then generation by generation samples and GPU work
+    with theirs.
 
-    `current` are the tables in which the processes of the readings are looked up where no sample refers to
-    them.
+    `current` are the tables in which the processes of the readings are looked up where no row refers to them.
     """
     yield from facts
     used = [defs[number] for number in np.unique(readings["series"]).tolist() if number in defs]
@@ -56,13 +56,15 @@ def frames(
     for part in _pieces(readings):
         yield Readings(**part)
     pids = {series.pid for series in used if series.pid is not None}
-    groups: dict[int, tuple[TablesView, list[Rows]]] = {}
-    for view, rows in samples:
-        groups.setdefault(view.generation, (view, []))[1].append(rows)
+    groups: dict[int, tuple[TablesView, list[Rows], list[Rows]]] = {}
+    for kind, tagged in ((1, samples), (2, work)):
+        for view, rows in tagged:
+            group = groups.setdefault(view.generation, (view, [], []))
+            (group[1] if kind == 1 else group[2]).append(rows)
     if pids and current.generation not in groups:
-        groups[current.generation] = (current, [])
-    for number, (view, parts) in enumerate(groups.values()):
-        yield from _generation(number, view, parts, pids)
+        groups[current.generation] = (current, [], [])
+    for number, generation in enumerate(sorted(groups)):
+        yield from _generation(number, *groups[generation], pids)
 
 
 def _pieces(columns: dict[str, Array]) -> Iterator[dict[str, Array]]:
@@ -71,19 +73,24 @@ def _pieces(columns: dict[str, Array]) -> Iterator[dict[str, Array]]:
         yield {name: column[at : at + _ROWS_PER_FRAME] for name, column in columns.items()}
 
 
-def _generation(number: int, view: TablesView, parts: list[Rows], pids: set[int]) -> Iterator[Frame]:
-    stacks = _unique(rows.columns["stack"] for rows in parts)
-    threads = _unique(rows.columns["thread"] for rows in parts)
+def _generation(
+    number: int, view: TablesView, samples: list[Rows], work: list[Rows], pids: set[int]
+) -> Iterator[Frame]:
+    stacks = _unique(rows.columns["stack"] for rows in samples + work)
+    threads = _unique(rows.columns["thread"] for rows in samples + work)
     with_readings = [index for index, process in enumerate(list(view.processes)) if process.pid in pids]
     processes = np.union1d(view.thread_process[threads], np.array(with_readings, np.uint32)).astype(np.uint32)
     yield from _people(number, view, processes, threads)
-    trie = _Trie(view, stacks)
+    trie = _Trie(view, stacks, _unique(rows.columns["gpu"] for rows in work))
     yield from trie.definitions(number)
-    for rows in parts:
+    for rows in samples + work:
         for part in _pieces(rows.columns):
             part["thread"] = np.searchsorted(threads, part["thread"]).astype(np.uint32)
             part["stack"] = trie.new_id[part["stack"]]
-            yield Samples(number, **part)
+            if "gpu" in part:
+                yield GpuWork(number, **(part | {"gpu": trie.text(part["gpu"])}))
+            else:
+                yield Samples(number, **part)
 
 
 def _people(number: int, view: TablesView, processes: Array, threads: Array) -> Iterator[Frame]:
@@ -103,37 +110,42 @@ def _people(number: int, view: TablesView, processes: Array, threads: Array) -> 
 @dataclass(slots=True, init=False)
 class _Trie:
     """The part of a prefix tree that leads to some stacks, renumbered in the same order (parents stay
-    smaller).
+    smaller), with the strings that it and `more_strings` need.
     """
 
     view: TablesView
     nodes: Array  # old ids, node 0 among them
     new_id: Array  # u32 by old id
+    frame_ids: Array
+    function_ids: Array
+    string_ids: Array  # old ids, sorted, 0 among them
 
-    def __init__(self, view: TablesView, stacks: Array) -> None:
+    def __init__(self, view: TablesView, stacks: Array, more_strings: Array) -> None:
         self.view = view
         mask = ancestors(view.parent, stacks)
         self.nodes = np.flatnonzero(mask)
         self.new_id = (np.cumsum(mask) - 1).astype(np.uint32)
+        self.frame_ids = np.unique(view.frame[self.nodes[1:]])
+        self.function_ids = np.unique(view.frame_function[self.frame_ids])
+        columns = [column[self.function_ids] for column in (view.name, view.file, view.binary)]
+        self.string_ids = np.unique(np.concatenate([*columns, more_strings, [0]]))
+
+    def text(self, column: Array) -> Array:
+        """Return the new ids of old string ids."""
+        return np.searchsorted(self.string_ids, column).astype(np.uint32)
 
     def definitions(self, number: int) -> Iterator[Frame]:
         """Yield strings, functions, frames and stacks, each numbered from 0."""
         view, nodes = self.view, self.nodes[1:]
-        frame_ids = np.unique(view.frame[nodes])
-        function_ids = np.unique(view.frame_function[frame_ids])
-        names, files, binaries = (col[function_ids] for col in (view.name, view.file, view.binary))
-        string_ids = np.union1d(np.concatenate([names, files, binaries]), [0])
-        texts = [view.strings[index] for index in string_ids.tolist()]
+        frame_ids, function_ids, text = self.frame_ids, self.function_ids, self.text
+        texts = [view.strings[index] for index in self.string_ids.tolist()]
         for at in range(1, len(texts), _DEFS_PER_FRAME):
             yield StringDefs(number, at, texts[at : at + _DEFS_PER_FRAME])
 
-        def text(column: Array) -> Array:
-            return np.searchsorted(string_ids, column).astype(np.uint32)
-
         columns = {
-            "name": text(names),
-            "file": text(files),
-            "binary": text(binaries),
+            "name": text(view.name[function_ids]),
+            "file": text(view.file[function_ids]),
+            "binary": text(view.binary[function_ids]),
             "kind": view.kind[function_ids],
         }
         for first, part in _numbered(columns, 0):
@@ -151,18 +163,6 @@ def _numbered(columns: dict[str, Array], first: int) -> Iterator[tuple[int, dict
     for part in _pieces(columns):
         yield first, part
         first += len(next(iter(part.values())))
-
-
-def ancestors(parent: Array, stacks: Array) -> Array:
-    """Return a mask over all nodes: the given ones, everything on their way to the root, and the root."""
-    mask = np.zeros(len(parent), np.bool_)
-    mask[0] = True
-    current: Any = stacks[~mask[stacks]]
-    while len(current):
-        mask[current] = True
-        current = parent[current]
-        current = np.unique(current[~mask[current]])
-    return mask
 
 
 def _unique(columns: Iterable[Array]) -> Array:

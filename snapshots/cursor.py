@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from gpuprof.snapshots.columns import RowLog
 from gpuprof.snapshots.errors import EXIT_USAGE, GpuprofError
-from gpuprof.snapshots.frames import Frame, Readings, Samples, SeriesDefs
+from gpuprof.snapshots.frames import Frame, GpuWork, Readings, Samples, SeriesDefs
 from gpuprof.snapshots.table_view import TableCursor
 from gpuprof.snapshots.tables import Tables
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 LEVELS = ("metrics", "rows")
 MAX_LAG_NS = 30 * 10**9
 _SAMPLE_BYTES = 18
+_GPU_WORK_BYTES = 32
 _READING_BYTES = 28
 _SERIES_PER_FRAME = 1 << 12
 
@@ -43,6 +44,7 @@ class Cursor:
     max_lag_ns: int | None
     readings: LogPosition
     samples: LogPosition
+    gpu_work: LogPosition
     table: TableCursor
     facts_version: int = 0
     next_series: int = 0
@@ -54,6 +56,10 @@ class Cursor:
     @property
     def dropped_samples(self) -> int:
         return self.samples.dropped
+
+    @property
+    def dropped_gpu_work(self) -> int:
+        return self.gpu_work.dropped
 
 
 def begin(history: History, level: str, since_ns: int | None, max_lag_ns: int | None) -> Cursor:
@@ -68,7 +74,8 @@ def begin(history: History, level: str, since_ns: int | None, max_lag_ns: int | 
     def position(log: RowLog) -> LogPosition:
         return LogPosition(log.next if since_ns is None else log.first_at(since_ns), log.next)
 
-    return Cursor(level, max_lag_ns, position(history.readings), position(history.samples), TableCursor(-1))
+    logs = (history.readings, history.samples, history.gpu_work)
+    return Cursor(level, max_lag_ns, *map(position, logs), TableCursor(-1))
 
 
 def advance(history: History, cursor: Cursor, max_bytes: int) -> list[Frame]:
@@ -101,6 +108,7 @@ def _facts(history: History, cursor: Cursor) -> list[Frame]:
                     history.status,
                     dropped_readings=cursor.dropped_readings,
                     dropped_samples=cursor.dropped_samples,
+                    dropped_gpu_work=cursor.dropped_gpu_work,
                 )
             )
     defs = history.series_defs
@@ -122,7 +130,8 @@ def _rows(history: History, cursor: Cursor, max_bytes: int) -> Iterator[tuple[Fr
     """Yield frames with their sizes, the cursor moved past each before it is yielded."""
     if cursor.level == "metrics":
         yield from _definitions(history.tables, cursor, processes_only=True)
-    for log, position in ((history.readings, cursor.readings), (history.samples, cursor.samples)):
+    of_tables = ((history.samples, cursor.samples), (history.gpu_work, cursor.gpu_work))
+    for log, position in ((history.readings, cursor.readings), *of_tables):
         _skip_late(log, position, cursor.max_lag_ns)
     while (
         rows := history.readings.since(cursor.readings.next, max(max_bytes // _READING_BYTES, 1))
@@ -131,13 +140,20 @@ def _rows(history: History, cursor: Cursor, max_bytes: int) -> Iterator[tuple[Fr
         yield Readings(**rows.columns), len(rows) * _READING_BYTES
     if cursor.level == "metrics":
         return
-    while (
-        rows := history.samples.since(cursor.samples.next, max(max_bytes // _SAMPLE_BYTES, 1))
-    ) is not None:
-        tables: Tables = rows.tag
-        yield from _definitions(tables, cursor)
-        cursor.samples.next = rows.first + len(rows)
-        yield Samples(tables.generation, **rows.columns), len(rows) * _SAMPLE_BYTES
+    while True:
+        samples = history.samples.since(cursor.samples.next, max(max_bytes // _SAMPLE_BYTES, 1))
+        work = history.gpu_work.since(cursor.gpu_work.next, max(max_bytes // _GPU_WORK_BYTES, 1))
+        # the older generation first: its definitions are begun once, and cannot be gone back to
+        if samples is not None and (work is None or samples.tag.generation <= work.tag.generation):
+            yield from _definitions(samples.tag, cursor)
+            cursor.samples.next = samples.first + len(samples)
+            yield Samples(samples.tag.generation, **samples.columns), len(samples) * _SAMPLE_BYTES
+        elif work is not None:
+            yield from _definitions(work.tag, cursor)
+            cursor.gpu_work.next = work.first + len(work)
+            yield GpuWork(work.tag.generation, **work.columns), len(work) * _GPU_WORK_BYTES
+        else:
+            break
     yield from _definitions(history.tables, cursor)
 
 

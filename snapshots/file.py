@@ -18,9 +18,10 @@ import msgpack
 import numpy as np
 
 from gpuprof.snapshots import chunks
+from gpuprof.snapshots.columns import RowLog
 from gpuprof.snapshots.errors import FileError
 from gpuprof.snapshots.file_reader import Opened, read_snapshot
-from gpuprof.snapshots.frames import Frame, Hello, Readings, Samples
+from gpuprof.snapshots.frames import Frame, GpuWork, Hello, Readings, Samples
 from gpuprof.snapshots.history import History
 from gpuprof.snapshots.names import clean
 
@@ -47,7 +48,7 @@ class SnapshotWriter:
         self._fd = target if isinstance(target, int) else _create(os.fspath(target), force)
         self._history = History(hello, max_bytes=_BUFFER_BYTES, max_age_ns=None)
         self._offset = 0
-        self._index: list[tuple[int, int, int, int, int, int]] = []
+        self._index: list[tuple[int, int, int, int, int, int, int]] = []
         self._closed = False
         self._write_all(chunks.file_header())
 
@@ -61,6 +62,11 @@ class SnapshotWriter:
         """Number of samples and of readings in the file so far."""
         return sum(entry[4] for entry in self._index), sum(entry[5] for entry in self._index)
 
+    @property
+    def gpu_rows_written(self) -> int:
+        """Number of rows of GPU work in the file so far."""
+        return sum(entry[6] for entry in self._index)
+
     def write(self, frames: Iterable[Frame]) -> None:
         """Take frames of one stream, in its order, and write the chunks that they complete.
 
@@ -71,7 +77,7 @@ class SnapshotWriter:
         history = self._history
         for frame in frames:
             history.ingest(frame)
-            if history.samples.nbytes + history.readings.nbytes >= CHUNK_BYTES:
+            if sum(log.nbytes for log in self._logs) >= CHUNK_BYTES:
                 self._flush()
         start, end = self._covered()
         if end - start >= CHUNK_NS:
@@ -102,11 +108,13 @@ class SnapshotWriter:
 
     # ----------------------------------------------------------------------------------------------- internal
 
+    @property
+    def _logs(self) -> tuple[RowLog, ...]:
+        return self._history.samples, self._history.gpu_work, self._history.readings
+
     def _covered(self) -> tuple[int, int]:
         """Return the range [start, end) in which the rows in memory end; empty when there are none."""
-        found = [
-            ends for ends in (self._history.samples.ends(), self._history.readings.ends()) if ends is not None
-        ]
+        found = [ends for log in self._logs if (ends := log.ends()) is not None]
         if not found:
             return self._history.hello.mono_ns, self._history.hello.mono_ns
         return min(start for start, _ in found), max(end for _, end in found) + 1
@@ -122,6 +130,7 @@ class SnapshotWriter:
         count = min(max(round((end - start) / CHUNK_NS), 1), _MAX_CHUNKS_AT_ONCE)
         width = max((end - start) // count, 1)
         times = [rows.columns["time_ns"] for _, rows in history.samples_between(start, end)]
+        times += [rows.columns["end_ns"] for _, rows in history.gpu_work_between(start - 1, end)]
         times.append(history.readings_between(start - 1, end)[1]["end_ns"])
         slots = {
             int(slot) for time in times for slot in np.unique((time - np.uint64(start)) // np.uint64(width))
@@ -135,12 +144,13 @@ class SnapshotWriter:
         frames = list(self._history.frames_between(start_ns, end_ns, by_end=True))
         samples = sum(len(frame.time_ns) for frame in frames if isinstance(frame, Samples))
         readings = sum(len(frame.value) for frame in frames if isinstance(frame, Readings))
-        if not samples and not readings and end_ns > start_ns:
+        work = sum(len(frame.start_ns) for frame in frames if isinstance(frame, GpuWork))
+        if not (samples or readings or work) and end_ns > start_ns:
             return
         chunk = chunks.pack_chunk(chunks.DATA, chunks.pack_frames(frames), start_ns, end_ns)
         offset = self._offset
         self._write_all(chunk)
-        self._index.append((offset, len(chunk), start_ns, end_ns, samples, readings))
+        self._index.append((offset, len(chunk), start_ns, end_ns, samples, readings, work))
 
     def _finish(self) -> None:
         offset = self._offset

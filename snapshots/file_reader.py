@@ -222,7 +222,7 @@ def _parse_index(raw: bytes) -> list[list[int]]:
     except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
         raise FrameError("the index cannot be read") from error
     well = isinstance(index, list) and all(
-        isinstance(entry, list) and len(entry) == 6 and all(type(number) is int for number in entry)
+        isinstance(entry, list) and len(entry) >= 6 and all(type(number) is int for number in entry)
         for entry in index
     )
     if not well:

@@ -15,8 +15,9 @@ import numpy as np
 
 from gpuprof.snapshots import tree
 from gpuprof.snapshots.columns import Array, Rows
-from gpuprof.snapshots.frames import FrameKind, Query, Tree
-from gpuprof.snapshots.table_view import TablesView, frame_label
+from gpuprof.snapshots.errors import EXIT_USAGE, GpuprofError
+from gpuprof.snapshots.frames import UNMATCHED_LAUNCH, FrameKind, Query, Tree
+from gpuprof.snapshots.table_view import TablesView, TaggedRows, frame_label
 
 Label = tuple[str, str, str, int, int]  # name, file, binary, line, kind
 _DENSE_KEYS = 1 << 22
@@ -36,40 +37,71 @@ class Nodes:
     labels: list[Label]
 
 
-def cpu_tree(query: Query, samples: Sequence[tuple[TablesView, Rows]]) -> Tree:
-    """Return the answer to a query of CPU samples: every row weighs 1. `samples`: rows of the query's
-    range.
-    """
-    by_view: dict[int, tuple[TablesView, list[Rows]]] = {}
-    for view, rows in samples:
-        by_view.setdefault(view.generation, (view, []))[1].append(rows)
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """Rows to be folded, of one generation of tables: thread and stack of each, and its weight (None: 1)."""
+
+    view: TablesView
+    thread: Array
+    stack: Array
+    weight: Array | None = None
+
+
+def tree_of(query: Query, parts: Iterable[Weighed], *, name: str, unit: str) -> Tree:
+    """Return rows folded into the tree that a query asks for; several generations of tables become one."""
     labels = _Labels()
-    parts: list[_Part] = []
-    for view, blocks in by_view.values():
-        thread, stack = _filtered(query, view, blocks)
-        if len(thread):
-            parts.append(_fold(view, thread, stack, None, by_thread=query.by_thread, labels=labels))
-    nodes = _joined(parts, labels)
-    truncated = _truncated(nodes, 2 if query.by_thread else 1)
+    levels = [
+        _fold(rows.view, rows.thread, rows.stack, rows.weight, by_thread=query.by_thread, labels=labels)
+        for rows in parts
+        if len(rows.thread)
+    ]
+    nodes = _joined(levels, labels)
     return tree.build(
         nodes,
         query_id=query.id,
-        name="cpu",
-        unit="samples",
+        name=name,
+        unit=unit,
         start_ns=query.start_ns,
         end_ns=query.end_ns,
-        truncated=truncated,
+        truncated=_truncated(nodes, 2 if query.by_thread else 1),
         min_fraction=query.min_fraction,
         max_nodes=query.max_nodes,
     )
 
 
+def cpu_tree(query: Query, samples: Sequence[TaggedRows]) -> Tree:
+    """Return the answer to a query of CPU samples: every row weighs 1. `samples`: rows of the query's
+    range.
+    """
+    parts = [Weighed(view, *_filtered(query, view, blocks)) for view, blocks in by_tables(samples)]
+    return tree_of(query, parts, name="cpu", unit="samples")
+
+
+def by_tables(rows: Iterable[TaggedRows]) -> Iterable[tuple[TablesView, list[Rows]]]:
+    """Return the blocks of each generation of tables together."""
+    found: dict[int, tuple[TablesView, list[Rows]]] = {}
+    for view, block in rows:
+        found.setdefault(view.generation, (view, []))[1].append(block)
+    return found.values()
+
+
 # ---------------------------------------------------------------------------------------------------- filters
 
 
-def _filtered(query: Query, view: TablesView, blocks: Iterable[Rows]) -> tuple[Array, Array]:
-    """Return the thread and stack columns of the rows that pass the filters."""
-    threads: Array | None = None  # a mask over thread ids
+def refuse_filter(name: str, values: Sequence[object], tree_title: str) -> None:
+    """Raise GpuprofError when a filter is set that a tree does not have."""
+    if values:
+        what = {"cpus": "CPU", "gpus": "GPU"}[name]
+        raise GpuprofError(
+            f"the tree of {tree_title} cannot be filtered by {what}",
+            f"Leave the {what} filter out.",
+            EXIT_USAGE,
+        )
+
+
+def thread_mask(query: Query, view: TablesView) -> Array | None:
+    """Return a mask over thread ids of those that pass the pid and tid filters, None when there are none."""
+    threads: Array | None = None
     if query.pids:
         pids = set(query.pids)
         wanted = np.array([process.pid in pids for process in list(view.processes)], np.bool_)
@@ -77,6 +109,12 @@ def _filtered(query: Query, view: TablesView, blocks: Iterable[Rows]) -> tuple[A
     if query.tids:
         tids = np.isin(view.thread_tid, _u32(query.tids))
         threads = tids if threads is None else threads & tids
+    return threads
+
+
+def _filtered(query: Query, view: TablesView, blocks: Iterable[Rows]) -> tuple[Array, Array]:
+    """Return the thread and stack columns of the rows that pass the filters."""
+    threads = thread_mask(query, view)
     cpus = np.zeros(1 << 16, np.bool_) if query.cpus else None
     if cpus is not None:
         cpus[[cpu for cpu in query.cpus if 0 <= cpu < len(cpus)]] = True
@@ -133,7 +171,7 @@ def _fold(
     view: TablesView, thread: Array, stack: Array, weight: Array | None, *, by_thread: bool, labels: _Labels
 ) -> _Part:
     """Return the levels of the tree of these rows, from the processes down."""
-    used_threads, group_of_row = _compact(thread, len(view.thread_process))
+    used_threads, group_of_row = compact(thread, len(view.thread_process))
     groups = used_threads
     if not by_thread:
         groups, of_thread = np.unique(view.thread_process[used_threads], return_inverse=True)
@@ -162,7 +200,7 @@ def _fold(
     return part
 
 
-def _compact(column: Array, length: int) -> tuple[Array, Array]:
+def compact(column: Array, length: int) -> tuple[Array, Array]:
     """Return the distinct values of a column of ids below `length`, sorted, and for each row the index of
     its value.
     """
@@ -178,7 +216,7 @@ def _weights(
     view: TablesView, groups: Array, group_of_row: Array, stack: Array, weight: Array | None
 ) -> tuple[Array, Array, Array]:
     """Return group index, stack and summed weight of every pair that occurs."""
-    stacks, stack_of_row = _compact(stack, len(view.parent))
+    stacks, stack_of_row = compact(stack, len(view.parent))
     keys = group_of_row * len(stacks) + stack_of_row
     if len(groups) * len(stacks) <= _DENSE_KEYS:
         sums = np.bincount(keys, weight, len(groups) * len(stacks))
@@ -302,5 +340,7 @@ def _joined(parts: list[_Part], labels: _Labels) -> Nodes:
 
 def _truncated(nodes: Nodes, people: int) -> int:
     """Return the weight of stacks whose outermost frame says that the walk did not reach the root."""
-    unknown = np.array([label[4] == FrameKind.UNKNOWN for label in nodes.labels], np.bool_)
+    unknown = np.array(
+        [label[4] == FrameKind.UNKNOWN and label[0] != UNMATCHED_LAUNCH for label in nodes.labels], np.bool_
+    )
     return int(nodes.total_weight[(nodes.depth == people + 1) & unknown[nodes.label]].sum())

@@ -14,31 +14,37 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from gpuprof.snapshots import compact, cursor, fold
+from gpuprof.snapshots import compact, cursor, fold, gpu_tree
 from gpuprof.snapshots.columns import Array, RowLog, Rows
 from gpuprof.snapshots.cursor import MAX_LAG_NS, Cursor
 from gpuprof.snapshots.errors import EXIT_USAGE, GpuprofError
 from gpuprof.snapshots.frames import Clock, Frame, Gpus, Hello, Query, SeriesDef, Status, Tree
+from gpuprof.snapshots.gaps import MAX_NS
 from gpuprof.snapshots.ingest import Ingest
-from gpuprof.snapshots.table_view import TablesView
+from gpuprof.snapshots.table_view import TablesView, TaggedRows
 from gpuprof.snapshots.tables import Tables
 
 SAMPLE_COLUMNS = {"time_ns": "<u8", "cpu": "<u2", "thread": "<u4", "stack": "<u4"}
+GPU_WORK_COLUMNS = {
+    "start_ns": "<u8", "end_ns": "<u8", "gpu": "<u4", "stream": "<u4", "thread": "<u4", "stack": "<u4",
+}  # fmt: skip
 READING_COLUMNS = {"series": "<u4", "start_ns": "<u8", "end_ns": "<u8", "value": "<f8"}
 DEFAULT_MAX_BYTES = 64 << 20
 DEFAULT_MAX_AGE_NS = 3600 * 10**9
 MAX_SERIES = 1 << 14
 MAX_CLOCKS = 64
+_KEPT_SHARE = 4  # a kind of rows that takes less than this part of the bound is not dropped for the others
 
 _TREES = {"cpu": "CPU samples", "gpu": "GPU time", "idle": "GPU idle time", "offcpu": "off-CPU time"}
 
 
 class History:
-    """Readings, samples and what they refer to. Every method may be called from any thread.
+    """Readings, samples, GPU work and what they refer to. Every method may be called from any thread.
 
     `max_bytes` bounds rows and tables together, `max_age_ns` the age of rows against the newest one (None:
-    no bound); the oldest blocks of rows are dropped first. To intern and add samples, hold `lock` from the
-    first id that is taken of `tables` to `add_samples`, so that no generation begins in between.
+    no bound); the oldest blocks of rows are dropped first, but those of a kind that takes much room before
+    those of one that takes little. To intern and add rows, hold `lock` from the first id that is taken of
+    `tables` to `add_samples` or `add_gpu_work`, so that no generation begins in between.
     """
 
     def __init__(
@@ -52,6 +58,7 @@ class History:
         self.status: Status | None = None
         self.facts_version = 0  # grows with each clock, gpus and status that is set
         self.samples = RowLog(SAMPLE_COLUMNS, start="time_ns", end="time_ns")
+        self.gpu_work = RowLog(GPU_WORK_COLUMNS, start="start_ns", end="end_ns")
         self.readings = RowLog(READING_COLUMNS, start="start_ns", end="end_ns")
         self.series_defs: dict[int, SeriesDef] = {}
         self.newest_ns = 0
@@ -98,6 +105,41 @@ class History:
                 raise ValueError("a sample refers to a thread or a stack that is not defined")
             self.samples.add(columns, tables)
             self._bound(int(columns["time_ns"].max()))
+
+    def add_gpu_work(
+        self,
+        start_ns: ArrayLike,
+        end_ns: ArrayLike,
+        gpu: ArrayLike,
+        stream: ArrayLike,
+        thread: ArrayLike,
+        stack: ArrayLike,
+        *,
+        tables: Tables | None = None,
+    ) -> None:
+        """Add GPU work (frames.GpuWork), as equal-length columns with ids of the current generation (or of
+        `tables`).
+
+        ValueError for ids that are not defined, work that ends before it starts or lies further in the future
+        than a clock can, and columns of different lengths.
+        """
+        columns = _columns(GPU_WORK_COLUMNS, (start_ns, end_ns, gpu, stream, thread, stack))
+        if not len(columns["start_ns"]):
+            return
+        newest_ns = int(columns["end_ns"].max())
+        if (columns["end_ns"] < columns["start_ns"]).any() or newest_ns >= MAX_NS:
+            raise ValueError("GPU work that ends before it starts, or never")
+        with self.lock:
+            tables = tables or self.tables
+            for name, count in (
+                ("gpu", tables.string_count),
+                ("thread", tables.thread_count),
+                ("stack", tables.node_count),
+            ):
+                if columns[name].max() >= count:
+                    raise ValueError(f"GPU work refers to a {name} that is not defined")
+            self.gpu_work.add(columns, tables)
+            self._bound(newest_ns)
 
     def series(
         self, metric: str, *, gpu: str | None = None, pid: int | None = None, core: int | None = None
@@ -163,12 +205,11 @@ class History:
             self._ingest.take(frame)
 
     def clear_rows(self) -> None:
-        """Drop all samples and readings; tables and series stay."""
+        """Drop all samples, GPU work and readings; tables and series stay."""
         with self.lock:
-            while len(self.samples):
-                self.samples.drop_oldest()
-            while len(self.readings):
-                self.readings.drop_oldest()
+            for log in self._logs:
+                while len(log):
+                    log.drop_oldest()
             self._count_frozen()
 
     # ------------------------------------------------------------------------------------------------ reading
@@ -179,7 +220,7 @@ class History:
         none.
         """
         with self.lock:
-            spans = [span for span in (self.samples.span(), self.readings.span()) if span is not None]
+            spans = [span for log in self._logs if (span := log.span()) is not None]
         if not spans:
             return self.hello.mono_ns, self.hello.mono_ns
         return min(start for start, _ in spans), max(end for _, end in spans) + 1
@@ -195,7 +236,7 @@ class History:
     def bytes_used(self) -> int:
         """About how much memory rows and tables take."""
         with self.lock:
-            return self.samples.nbytes + self.readings.nbytes + self.tables.nbytes + self._frozen_bytes
+            return sum(log.nbytes for log in self._logs) + self.tables.nbytes + self._frozen_bytes
 
     def wall_ns(self, mono_ns: int) -> int:
         """Return the wall-clock time (ns since 1970) of a monotonic instant, by the last pair taken before
@@ -210,7 +251,7 @@ class History:
 
     def query(self, query: Query) -> Tree:
         """Return the folded tree of a range. GpuprofError for a tree that is not known or not recorded
-        here.
+        here, and for a filter that the tree does not have.
         """
         if query.tree not in _TREES:
             raise GpuprofError(
@@ -218,24 +259,60 @@ class History:
                 f"The trees are: {', '.join(_TREES)}.",
                 EXIT_USAGE,
             )
-        if query.tree != "cpu":
+        if query.tree == "cpu":
+            fold.refuse_filter("gpus", query.gpus, "CPU samples")
+            return fold.cpu_tree(query, self.samples_between(query.start_ns, query.end_ns))
+        if query.tree != "gpu":
             raise GpuprofError(
                 f"no {_TREES[query.tree]} was recorded here", "The tree of CPU samples is --tree cpu."
             )
-        return fold.cpu_tree(query, self.samples_between(query.start_ns, query.end_ns))
+        if not self.gpu_work.next:
+            raise GpuprofError(
+                "no GPU time was recorded here",
+                "Start the workload with `gpuprof-tui run -- CMD`. The tree of CPU samples is --tree cpu.",
+            )
+        fold.refuse_filter("cpus", query.cpus, "GPU time")
+        with self.lock:
+            first_ns, last_ns = self.span
+            work = self.gpu_work_between(query.start_ns, query.end_ns)
+            observed = self.gauges_between("gpu_observed", query.start_ns, query.end_ns)
+            gpus = list(self.gpus.gpus) if self.gpus else []
+        low_ns, high_ns = max(query.start_ns, first_ns), min(query.end_ns, last_ns)
+        return gpu_tree.gpu_tree(query, work, gpu_tree.Devices(gpus, observed, low_ns, high_ns))
 
-    def samples_between(self, start_ns: int, end_ns: int) -> list[tuple[TablesView, Rows]]:
+    def samples_between(self, start_ns: int, end_ns: int) -> list[TaggedRows]:
         """Return the samples in [start_ns, end_ns), block by block, each with the tables that it refers
         to.
         """
         with self.lock:
-            views: dict[int, TablesView] = {}
-            found: list[tuple[TablesView, Rows]] = []
-            for rows in self.samples.between(start_ns, end_ns):
-                tables: Tables = rows.tag
-                view = views.setdefault(tables.generation, tables.view())
-                found.append((view, rows))
-            return found
+            return _tagged(self.samples, start_ns, end_ns)
+
+    def gpu_work_between(self, start_ns: int, end_ns: int) -> list[TaggedRows]:
+        """Return the GPU work that touches [start_ns, end_ns), block by block, each with its tables."""
+        with self.lock:
+            return _tagged(self.gpu_work, start_ns, end_ns)
+
+    def gauges_between(
+        self, metric: str, start_ns: int, end_ns: int
+    ) -> dict[str, tuple[Array, Array, Array]]:
+        """Return the readings of a metric of devices that touch the range, by UUID: start, end (ns), value."""
+        with self.lock:
+            ids = {s.id: s.gpu for s in self.series_defs.values() if s.metric == metric and s.gpu is not None}
+            wanted = np.array(list(ids), np.uint32)
+            parts = [rows.columns for rows in self.readings.between(start_ns, end_ns)] if ids else []
+        columns = ("series", "start_ns", "end_ns", "value")
+        if not parts:
+            return {}
+        mine = [np.isin(part["series"], wanted) for part in parts]
+        series, start, end, value = (
+            np.concatenate([part[name][mask] for part, mask in zip(parts, mine, strict=True)])
+            for name in columns
+        )
+        found = {}
+        for number in np.unique(series).tolist():
+            of_it = series == number
+            found[ids[number]] = (start[of_it], end[of_it], value[of_it])
+        return found
 
     def readings_between(self, start_ns: int, end_ns: int) -> tuple[dict[int, SeriesDef], dict[str, Array]]:
         """Return the readings that touch [start_ns, end_ns), as columns, and the definitions of all series
@@ -256,21 +333,25 @@ class History:
         """Return the frames of [start_ns, end_ns): Hello first, self-contained, definitions before what
         needs them.
 
-        `level`: "rows", or "metrics" for no samples. With `by_end` a reading belongs to the range that its
-        window ends in, so that neighbouring ranges share none. The history is read at the call, not while
-        iterating.
+        `level`: "rows", or "metrics" for neither samples nor GPU work. With `by_end` a reading or GPU work
+        belongs to the range that it ends in, so that neighbouring ranges share none. The history is read at
+        the call, not while iterating.
         """
+        first_ns = start_ns - 1 if by_end else start_ns
         with self.lock:
             hello, clocks, gpus, status = self.hello, list(self.clocks), self.gpus, self.status
-            defs, readings = self.readings_between(start_ns - 1 if by_end else start_ns, end_ns)
+            defs, readings = self.readings_between(first_ns, end_ns)
             samples = self.samples_between(start_ns, end_ns) if level == "rows" else []
+            work = self.gpu_work_between(first_ns, end_ns) if level == "rows" else []
             current = self.tables.view()
         if by_end:
-            ends = readings["end_ns"]
-            inside = (ends >= np.uint64(max(start_ns, 0))) & (ends < np.uint64(max(end_ns, 0)))
-            readings = {name: column[inside] for name, column in readings.items()}
+            readings = _ending(readings, start_ns, end_ns)
+            work = [
+                (view, Rows(rows.first, rows.tag, _ending(rows.columns, start_ns, end_ns)))
+                for view, rows in work
+            ]
         facts: list[Frame] = [hello, *clocks, *([gpus] if gpus else []), *([status] if status else [])]
-        return compact.frames(facts, defs, readings, samples, current)
+        return compact.frames(facts, defs, readings, samples, work, current)
 
     # ------------------------------------------------------------------------------------------------ cursors
 
@@ -292,7 +373,7 @@ class History:
         end.
 
         Definitions come before the rows that refer to them. Rows that a slow client can no longer get are
-        counted in the cursor's `dropped_samples` and `dropped_readings`.
+        counted in the cursor's `dropped_samples`, `dropped_gpu_work` and `dropped_readings`.
         """
         with self.lock:
             return cursor.advance(self, position, max_bytes)
@@ -302,6 +383,10 @@ class History:
         return self._versions
 
     # ----------------------------------------------------------------------------------------------- internal
+
+    @property
+    def _logs(self) -> tuple[RowLog, RowLog, RowLog]:
+        return self.samples, self.gpu_work, self.readings
 
     def _note(self, fact: str) -> None:
         self.facts_version += 1
@@ -315,22 +400,24 @@ class History:
         dropped = False
         if self._max_age_ns is not None:
             limit = self.newest_ns - self._max_age_ns
-            for log in (self.samples, self.readings):
+            for log in self._logs:
                 while log.block_count > 1 and (log.oldest_ns() or 0) < limit:
                     log.drop_oldest()
                     dropped = True
         while self.bytes_used > self._max_bytes:
-            logs = [log for log in (self.samples, self.readings) if log.block_count > 1]
+            logs = [log for log in self._logs if log.block_count > 1]
             if not logs:
                 break
-            min(logs, key=lambda log: log.oldest_ns() or 0).drop_oldest()
+            large = [log for log in logs if log.nbytes > self._max_bytes // _KEPT_SHARE]
+            min(large or logs, key=lambda log: log.oldest_ns() or 0).drop_oldest()
             dropped = True
             self._count_frozen()
         if dropped:
             self._count_frozen()
 
     def _count_frozen(self) -> None:
-        self._frozen_bytes = sum(tables.nbytes for tables in self.samples.tags() if tables is not self.tables)
+        tables = {id(tag): tag for tag in [*self.samples.tags(), *self.gpu_work.tags()]}
+        self._frozen_bytes = sum(tag.nbytes for tag in tables.values() if tag is not self.tables)
 
     def _forget_series(self) -> None:
         """Forget the series without readings; should all have some, the older half."""
@@ -347,3 +434,22 @@ def _columns(schema: dict[str, str], values: Sequence[Any]) -> dict[str, Array]:
     return {
         name: np.asarray(column, dtype) for (name, dtype), column in zip(schema.items(), values, strict=True)
     }
+
+
+def _tagged(log: RowLog, start_ns: int, end_ns: int) -> list[TaggedRows]:
+    """Return the rows of a log in a range, each block with a view of its tables. The history's lock is held."""
+    views: dict[int, TablesView] = {}
+    found: list[TaggedRows] = []
+    for rows in log.between(start_ns, end_ns):
+        tables: Tables = rows.tag
+        if tables.generation not in views:
+            views[tables.generation] = tables.view()
+        found.append((views[tables.generation], rows))
+    return found
+
+
+def _ending(columns: dict[str, Array], start_ns: int, end_ns: int) -> dict[str, Array]:
+    """Return the rows that end in [start_ns, end_ns)."""
+    ends = columns["end_ns"]
+    inside = (ends >= np.uint64(max(start_ns, 0))) & (ends < np.uint64(max(end_ns, 0)))
+    return {name: column[inside] for name, column in columns.items()}

@@ -23,6 +23,7 @@ from gpuprof.snapshots.frames import (
     FrameKind,
     FunctionDefs,
     Gpus,
+    GpuWork,
     Hello,
     ProcessDef,
     ProcessDefs,
@@ -103,6 +104,7 @@ class Ingest:
             FrameDefs: self._frame_defs,
             StackDefs: self._stack_defs,
             Samples: self._samples,
+            GpuWork: self._gpu_work,
         }
 
     def take(self, frame: Frame) -> None:
@@ -122,7 +124,7 @@ class Ingest:
         self._generations.kept.clear()
         self._series.clear()
         self._series_lookup = None
-        if not len(self._history.samples) and not len(self._history.readings):
+        if not (len(self._history.samples) or len(self._history.gpu_work) or len(self._history.readings)):
             self._history.hello = frame
 
     def _clock(self, frame: Clock) -> None:
@@ -223,6 +225,22 @@ class Ingest:
         self._history.add_samples(
             frame.time_ns,
             frame.cpu,
+            threads[_in_range(frame.thread, len(threads))],
+            stacks[_in_range(frame.stack, len(stacks))],
+            tables=foreign.tables,
+        )
+
+    def _gpu_work(self, frame: GpuWork) -> None:
+        if not len(frame.start_ns):
+            return
+        foreign = self._generations.of(frame.generation, self._history, create=False)
+        strings, threads, stacks = foreign.strings.view(), foreign.threads.view(), foreign.stacks.view()
+        _check_times(frame.end_ns)
+        self._history.add_gpu_work(
+            frame.start_ns,
+            frame.end_ns,
+            strings[_in_range(frame.gpu, len(strings))],
+            frame.stream,
             threads[_in_range(frame.thread, len(threads))],
             stacks[_in_range(frame.stack, len(stacks))],
             tables=foreign.tables,

@@ -17,16 +17,18 @@ from typing import Any
 
 from gpuprof.snapshots import tree as trees
 from gpuprof.snapshots.frames import FrameKind, Query, SourceStatus, Tree
+from gpuprof.snapshots.gpu_tree import SUMMARY_SEPARATOR
 from gpuprof.snapshots.history import History
 from gpuprof.snapshots.names import clean, fit, width
 from gpuprof.snapshots.report_charts import gpu_charts, gpu_lines
-from gpuprof.snapshots.timerange import parse_range, wall_text
+from gpuprof.snapshots.timerange import duration_text, parse_range, wall_text
 
 __all__ = ["json_report", "json_text", "parse_range", "text_report"]
 
 TEXT_MIN_FRACTION = 0.005  # of the whole: what is smaller does not help a reader of plain text
 _DEFAULT_WIDTH = 100
 _BAR_CELLS = 12
+_NOTHING = {"cpu": "No CPU stack was sampled in this range.", "gpu": "No GPU work ran in this range."}
 _BAR = " ▏▎▍▌▋▊▉█"
 
 
@@ -148,13 +150,21 @@ def _header(history: History, query: Query, tree: Tree) -> Iterator[str]:
         yield f"damaged   {history.damage}"
     for source in history.status.sources if history.status else []:
         yield f"source    {_source_line(source)}"
-    filters = [("pid", query.pids), ("thread", query.tids), ("CPU", query.cpus)]
-    for name, numbers in filters:
-        if numbers:
-            yield f"only      {name} {', '.join(map(str, numbers))}"
+    filters = [("pid", query.pids), ("thread", query.tids), ("CPU", query.cpus), ("GPU", query.gpus)]
+    for name, values in filters:
+        if values:
+            yield f"only      {name} {', '.join(clean(str(value)) for value in values)}"
+    for sentence in tree.summary.split(SUMMARY_SEPARATOR) if tree.summary else []:
+        yield f"summary   {sentence}"
     if tree.truncated:
         share = 100 * tree.truncated / max(float(tree.total_weight[0]), 1.0)
-        yield f"truncated {tree.truncated} stacks do not reach the root of their thread ({share:.1f} %)"
+        if tree.unit == "samples":
+            what = f"{tree.truncated} stacks do not reach the root of their thread"
+        else:
+            what = (
+                f"{duration_text(tree.truncated)} is below stacks that do not reach the root of their thread"
+            )
+        yield f"truncated {what} ({share:.1f} %)"
 
 
 def _source_line(source: SourceStatus) -> str:
@@ -175,10 +185,11 @@ def _tree_lines(tree: Tree, columns: int) -> Iterator[str]:
     """
     total = float(tree.total_weight[0])
     if not total:
-        yield "No CPU stack was sampled in this range."
+        yield _NOTHING.get(tree.tree, "There is nothing in this range.")
         return
-    unit = "CPU samples" if tree.unit == "samples" else tree.unit
-    yield fit(f"{total:.0f} {unit}; each row with all that it calls", columns)
+    in_samples = tree.unit == "samples"
+    amount = f"{total:.0f} CPU samples" if in_samples else f"{duration_text(int(total))} of GPU time"
+    yield fit(f"{amount}; each row with all that it {'calls' if in_samples else 'launches'}", columns)
     rows = list(trees.rows(tree))
     inset = [0] * len(rows)
     for row, parent in zip(rows, tree.parent.tolist(), strict=True):
@@ -186,7 +197,8 @@ def _tree_lines(tree: Tree, columns: int) -> Iterator[str]:
             inset[row.index] = inset[parent] + (1 if rows[parent].children > 1 or parent == 0 else 0)
         lead = min(inset[row.index], max((columns - 40) // 2, 4))
         share = row.total_weight / total
-        head = f"{100 * share:5.1f} % {_bar(share)} {'  ' * lead}"
+        time = "" if in_samples else f"{duration_text(int(row.total_weight)):>8} "
+        head = f"{100 * share:5.1f} % {time}{_bar(share)} {'  ' * lead}"
         yield head + _label(row, columns - width(head))
 
 

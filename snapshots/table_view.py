@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
-from gpuprof.snapshots.columns import Array
+import numpy as np
+
+from gpuprof.snapshots.columns import Array, Rows
 from gpuprof.snapshots.frames import ProcessDef, ThreadDef
 
 
@@ -54,6 +57,9 @@ class TablesView:
     threads: list[ThreadDef]
 
 
+TaggedRows = tuple[TablesView, Rows]  # rows of one block, and the tables that they refer to
+
+
 def frame_label(view: TablesView, frame: int) -> tuple[str, str, str, int, int]:
     """Return name, file, binary, line and kind of a frame."""
     function = int(view.frame_function[frame])
@@ -65,3 +71,15 @@ def frame_label(view: TablesView, frame: int) -> tuple[str, str, str, int, int]:
         int(view.frame_line[frame]),
         int(view.kind[function]),
     )
+
+
+def ancestors(parent: Array, stacks: Array) -> Array:
+    """Return a mask over all nodes: the given ones, everything on their way to the root, and the root."""
+    mask = np.zeros(len(parent), np.bool_)
+    mask[0] = True
+    current: Any = stacks[~mask[stacks]]
+    while len(current):
+        mask[current] = True
+        current = parent[current]
+        current = np.unique(current[~mask[current]])
+    return mask

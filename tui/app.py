@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import time
 import traceback
 from pathlib import Path
 from typing import ClassVar, Literal
 
 from rich.text import Text
+from textual import on
 from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.driver import Driver
@@ -45,6 +47,7 @@ class GpuprofApp(App[None]):
         Binding("question_mark", "help", "help", show=False),
         Binding("w", "save", "save a snapshot", show=False),
         Binding("D", "demo", "demo", show=False),
+        Binding("ctrl+l", "redraw", "draw all again", show=False),
         Binding("ctrl+z", "suspend_process", "suspend", show=False),
     ]
 
@@ -62,6 +65,8 @@ class GpuprofApp(App[None]):
         self.sessions = [Session(transport, self.look_soon)]
         self._control = control
         self._save_through_parent = save_through_parent
+        # A parent stops with the screen when that stops by SIGTSTP; alone, only SIGSTOP works for sure.
+        self.stop_signal = signal.SIGTSTP if control is not None else signal.SIGSTOP
         self._saving = False
         self._soon: Timer | None = None
         self._running_loop: asyncio.AbstractEventLoop | None = None
@@ -88,6 +93,15 @@ class GpuprofApp(App[None]):
         if self._leave_code is not None:
             self.exit(return_code=self._leave_code)
         self.call_after_refresh(self._begin)
+
+    @on(Driver.SignalResume)
+    def _draw_all_again(self) -> None:
+        """After Ctrl-Z and fg the terminal is empty."""
+        for screen in self.screen_stack:
+            screen.refresh()
+
+    def action_redraw(self) -> None:
+        self._draw_all_again()
 
     def _begin(self) -> None:
         """After the first frame: connect, and start to look at what comes in."""
@@ -240,13 +254,6 @@ class GpuprofApp(App[None]):
             Text(f"gpuprof-tui: the screen stopped because of a bug: {what}{where}\n")
             + Text("Please report it, with what GPUPROF_DEBUG=1 gpuprof-tui prints.")
         )
-
-    def action_suspend_process(self) -> None:
-        """Ctrl-Z; not below a parent that would go on to hold the terminal."""
-        if self._control is None:
-            super().action_suspend_process()
-        else:
-            self.tell("Ctrl-Z works with --host and with opened files only.")
 
     async def action_quit(self) -> None:
         self.exit()

@@ -8,7 +8,6 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpuprof.snapshots.errors import FileError, GpuprofError
@@ -53,13 +52,10 @@ async def save_range(
     end_ns: int,
     fd: int,
     path: str,
-    *,
-    on_progress: Callable[[int], None] = lambda _done_ns: None,
 ) -> Saved:
     """Fetch [start_ns, end_ns) from `source` (not open yet) and write it to `fd`, which is closed here.
 
-    `on_progress` gets the newest row's time so far. Raises GpuprofError; a part that was written stays
-    readable.
+    Raises GpuprofError; a part that was written stays readable.
     """
     from gpuprof.snapshots.file import SnapshotWriter
 
@@ -85,7 +81,6 @@ async def save_range(
             batch.append(frame)
             if isinstance(frame, Samples):
                 counts["samples"] += len(frame.time_ns)
-                on_progress(int(frame.time_ns.max(initial=0)))
             elif isinstance(frame, Readings):
                 counts["readings"] += len(frame.value)
             if writer is not None and len(batch) >= BATCH_FRAMES:

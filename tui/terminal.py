@@ -163,6 +163,20 @@ class SafeDriver(LinuxDriver):
         if self._writer_thread is not None and self.pacer.wants_probe(time.monotonic()):
             super().write(PROBE)
 
+    def _sigtstp_application(self, *_: object) -> None:
+        """Ctrl-Z: give the terminal back and stop, by the signal that the waiting parent expects."""
+        self.suspend_application_mode()
+        self._must_signal_resume = True
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        os.kill(os.getpid(), getattr(self._app, "stop_signal", signal.SIGSTOP))
+        signal.signal(signal.SIGTSTP, self._sigtstp_application)
+
+    def _sigcont_application(self, *_: object) -> None:
+        """Take the terminal again, once; a stray SIGCONT must not start a second reader."""
+        if self._must_signal_resume:
+            self.pacer = Pacer()
+            super()._sigcont_application()
+
     def process_message(self, message: Message) -> None:
         if isinstance(message, events.CursorPosition):
             self.pacer.answered()

@@ -49,10 +49,12 @@ class Capture:
     before: SourceStatus
     after: SourceStatus
 
-    def rows(self, workload: str) -> list[Row]:
+    def rows(self, workload: str | None) -> list[Row]:
+        """Of one workload, or of all processes."""
+        pids = [self.pids[workload]] if workload else []
         tree = self.history.query(
             Query(
-                id=1, tree="cpu", start_ns=self.begin_ns, end_ns=self.end_ns, pids=[self.pids[workload]],
+                id=1, tree="cpu", start_ns=self.begin_ns, end_ns=self.end_ns, pids=pids,
                 min_fraction=0.0, max_nodes=1 << 20,
             )
         )  # fmt: skip
@@ -104,6 +106,12 @@ def capture(tmp_path_factory: pytest.TempPathFactory) -> Capture:
         pytest.skip("no gcc")
     chain = tmp_path_factory.mktemp("chain") / "chain"
     subprocess.run(["gcc", "-O2", "-fomit-frame-pointer", "-o", chain, WORKLOADS / "chain.c"], check=True)
+    short, library = chain.with_name("shortlived"), chain.with_name("liblate.so")
+    shutil.copy(chain, short)
+    subprocess.run(
+        ["gcc", "-O2", "-shared", "-fPIC", "-Dmain=late_main", "-o", library, WORKLOADS / "chain.c"],
+        check=True,
+    )
     try:
         programs = StackPrograms.load(HZ)
     except GpuprofError as error:
@@ -118,6 +126,10 @@ def capture(tmp_path_factory: pytest.TempPathFactory) -> Capture:
         started["chain"] = subprocess.Popen([str(chain), seconds])
         for version, path in VERSIONS.items():
             started[version] = subprocess.Popen([path, str(WORKLOADS / "planted.py"), seconds])
+        started["short"] = subprocess.Popen(["sh", "-c", f"while :; do {short} 0.3; done"])
+        started["dlopen"] = subprocess.Popen(
+            [sys.executable, str(WORKLOADS / "late_library.py"), str(library), str(WARM_UP_S + 2)]
+        )
         started["thread"] = subprocess.Popen(
             [sys.executable, str(WORKLOADS / "planted.py"), seconds, "--thread"]
         )
@@ -217,3 +229,23 @@ def test_native_chain(capture: Capture) -> None:
     three = sum(row.weight for row in burning if "chain_three_compare" in row.path)
     assert one + three == named
     assert abs(one - named / 4) < 4.5 * (named * 3 / 16) ** 0.5
+
+
+def test_short_lived_processes(capture: Capture) -> None:
+    rows = [row for row in capture.rows(None) if row.path[0].startswith("shortlived (")]
+    total = sum(row.weight for row in rows)
+    assert len({row.path[0] for row in rows}) > 5
+    named = sum(row.weight for row in rows if {"main", "chain_burn"} <= set(row.path))
+    assert named / total > 0.8  # what is lost is the time until a process's first sample is answered
+
+
+def test_a_library_that_is_loaded_late(capture: Capture) -> None:
+    rows = [
+        row for row in capture.rows("dlopen") if "late_main" in row.path or FrameKind.UNKNOWN in row.kinds
+    ]
+    total = sum(row.weight for row in rows)
+    assert total > 50
+    named = sum(
+        row.weight for row in rows if {"<module>", "call_late", "late_main", "chain_burn"} <= set(row.path)
+    )
+    assert named / total > 0.9

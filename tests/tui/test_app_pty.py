@@ -267,9 +267,21 @@ def test_ctrl_z_gives_the_terminal_back_and_fg_takes_it_again(
         assert_restored(screen)
         screen.screen.reset()
         screen.kill(signal.SIGCONT)
-        screen.wait_for("samples")
+        screen.wait_for(lambda text: "samples" in text and "quit" in text and "NVIDIA H200" in text)
         screen.send("q")
         assert screen.wait_exit() == 0
+
+
+def test_a_stray_continue_signal_changes_nothing(
+    node_socket: tuple[Any, str], pty_screen: ModuleType
+) -> None:
+    with pty_screen.screen_of("--socket", node_socket[1]) as screen:
+        screen.wait_for("samples")
+        screen.kill(signal.SIGCONT)
+        screen.pump(0.3)
+        screen.send("q")
+        assert screen.wait_exit() == 0
+        assert_restored(screen)
 
 
 def test_a_file_that_is_none_says_so(pty_screen: ModuleType, tmp_path: Path) -> None:

@@ -128,16 +128,43 @@ class TestSizes:
             for title in ("GPU", "mem", "power", "temp", "PCIe", "act", "cores", "clock"):
                 assert title in text
 
+    @pytest.mark.parametrize(
+        ("environment", "theme"),
+        [
+            ({"TERM": "xterm-256color", "COLORTERM": "truecolor"}, "textual-dark"),
+            ({"TERM": "xterm-256color", "COLORTERM": "truecolor"}, "textual-light"),
+            ({"TERM": "xterm-256color", "COLORTERM": ""}, "textual-dark"),
+            ({"TERM": "xterm", "COLORTERM": ""}, "textual-dark"),
+            ({"TERM": "xterm-256color", "COLORTERM": "truecolor", "NO_COLOR": "1"}, "textual-dark"),
+            ({"TERM": "xterm-256color", "COLORTERM": "truecolor"}, "textual-ansi"),
+        ],
+    )
+    async def test_any_colours(
+        self, environment: dict[str, str], theme: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        app = ChartApp()
+        app.theme = theme if theme in app.available_themes else app.theme
+        async with app.run_test(size=(120, 40)) as pilot:
+            await drag(pilot, (10, 3), (30, 3))
+            strips = app.stack.render_lines(Region(0, 0, 120, 40))
+            assert [strip.cell_length for strip in strips] == [120] * 40
+            grounds = {segment.style.bgcolor for strip in strips for segment in strip if segment.style}
+            assert len(grounds) >= (1 if "NO_COLOR" in environment else 2)
+            cropped = app.stack.render_lines(Region(5, 2, 50, 3))
+            assert [strip.cell_length for strip in cropped] == [50] * 3
+
     async def test_more_charts_than_rows_can_be_scrolled_to(self) -> None:
         app = ChartApp()
         async with app.run_test(size=(80, 5)) as pilot:
-            assert lines(app.stack)[0].startswith("GPU")
+            assert lines(app.stack)[0].startswith(" GPU")
             await pilot.press("down", "down")
-            assert lines(app.stack)[0].startswith("power")
+            assert lines(app.stack)[0].startswith(" power")
             await pilot.press(*["down"] * 20)
-            assert lines(app.stack)[3].startswith("CPU")
+            assert lines(app.stack)[3].startswith(" CPU")
             await pilot.press(*["up"] * 30)
-            assert lines(app.stack)[0].startswith("GPU")
+            assert lines(app.stack)[0].startswith(" GPU")
 
     async def test_resizing(self) -> None:
         app = ChartApp()

@@ -30,6 +30,7 @@ HELP: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
             ("p", "process table: beside the tree, alone, or not at all"),
             ("i", "icicle: the same tree as boxes, and back"),
             ("[ and ]", "less and more room for the charts"),
+            ("Ctrl-L, Ctrl-Z", "draw the screen again; suspend (fg goes on)"),
             ("w", "save a snapshot of the pinned range, or of the whole history"),
             ("D", "open the bundled recording of a GPU run; D again goes back"),
         ),
@@ -37,9 +38,13 @@ HELP: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     (
         "Charts",
         (
-            ("+ and -", "less and more time"),
-            ("left, right", "back and forth in time"),
-            ("v, arrows, Enter", "select and pin a range"),
+            ("+ and -, wheel", "less and more time"),
+            ("left, right", "back and forth in time, or move the cursor; with Shift ten times as far"),
+            ("Home, End, f", "the oldest readings, back to live, everything at once"),
+            ("v, arrows, Enter", "select and pin a range; o moves its other end"),
+            ("click", "place the cursor: the legend then shows the values there"),
+            ("up, down", "charts that do not fit"),
+            ("g, G", "all GPUs, or one at a time with its processes"),
         ),
     ),
     (

@@ -103,7 +103,8 @@ def notices(model: Model, palette: Palette, width: int) -> list[Line]:
             continue
         if source.name == "cpu" and source.state != "degraded":
             continue  # said where the tree would be
-        title = f"{_TITLES.get(source.name, clean(source.name, 12))}: "
+        title = _TITLES.get(source.name, clean(source.name, 12))
+        title = "" if title in source.reason[:16] else f"{title}: "
         said = clean(source.reason, 300)
         if source.hint:
             said += "  → " + clean(source.hint, 300)

@@ -131,6 +131,8 @@ def tree_message(session: Session, palette: Palette) -> list[Paragraph]:
             said += [("With CPU stacks of all processes:", dim)]
             said += [("    " + clean(model.hello.sudo_line, 400), ink(palette.accent, bold=True))]
         return said
+    if cpu is not None and cpu.state == "starting" and not _has_samples(session):
+        return [("CPU stacks are being set up…", dim), (cpu.reason, dim)]
     if session.failure is not None:
         return [(session.failure.message, error), (session.failure.hint, text)]
     if session.tree is None:

@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+from pathlib import Path
+
+import cxxfilt
 import pytest
 
-from gpuprof.sampler.demangle import MAX_SHOWN, display_name, fold
+from gpuprof.sampler.demangle import MAX_EXPANDED, MAX_SHOWN, display_name, expanded_size, fold, fold_rust
+
+LIBRARIES = [Path("/lib/x86_64-linux-gnu/libstdc++.so.6"), Path("/usr/lib/x86_64-linux-gnu/libLLVM-14.so.1")]
+
+
+def cpp_names(library: Path) -> list[bytes]:
+    if shutil.which("nm") is None:
+        return []
+    lines = subprocess.run(["nm", "-D", library], capture_output=True, check=True).stdout.splitlines()
+    names = [line.split()[-1].partition(b"@")[0] for line in lines if line.split()]
+    return [name for name in names if name.startswith(b"_Z")][::7]
 
 
 @pytest.mark.parametrize(
@@ -36,6 +51,27 @@ def test_display_name(mangled: bytes, shown: str) -> None:
     assert display_name(mangled) == shown
 
 
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("<rustc_ast::LoweringContext>::lower", "rustc_ast::LoweringContext::lower"),
+        ("<&Owner as core::fmt::Debug>::fmt", "<&Owner as core::fmt::Debug>::fmt"),
+        (
+            "<alloc::raw_vec::RawVec<hir::hir::WherePredicate>>::grow_one",
+            "alloc::raw_vec::RawVec<…>::grow_one",
+        ),
+        (
+            "core::ptr::drop_in_place::<std::io::default_write_fmt::Adapter<Vec<u8>>>",
+            "core::ptr::drop_in_place<…>",
+        ),
+        ("core::ops::call<fn(u32) -> u32>", "core::ops::call<…>"),
+        ("a<b", "a<b"),
+    ],
+)
+def test_fold_rust(name: str, shown: str) -> None:
+    assert fold_rust(name) == shown
+
+
 @pytest.mark.parametrize("name", ["a<b", "f(", ")(", "operator", "<>", "", "> <", "operator<("])
 def test_fold_takes_anything(name: str) -> None:
     assert isinstance(fold(name), str)
@@ -44,3 +80,29 @@ def test_fold_takes_anything(name: str) -> None:
 def test_long_names_are_cut() -> None:
     assert len(display_name(b"_Z" + b"1a" * 100_000)) <= MAX_SHOWN
     assert len(display_name(b"a" * 3000)) <= MAX_SHOWN
+
+
+DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+@pytest.mark.parametrize(
+    "mangled",
+    [
+        # Each part names the one before twice: 2^36 in all.
+        "_Z1f1AIiiE" + "".join(f"S_IS{digit}_S{digit}_E" for digit in DIGITS),
+        "_Z1f1A" + "".join(f"MS{digit}_S{digit}_" for digit in DIGITS),
+        "_Z1fF1AS_E" + "".join(f"FS{digit}_S{digit}_E" for digit in DIGITS),
+    ],
+)
+def test_a_name_that_would_fill_the_memory_is_left_as_it_is(mangled: str) -> None:
+    assert display_name(mangled.encode()).startswith("_Z1f")
+
+
+def test_the_guess_of_the_size_is_right_for_real_names() -> None:
+    names = [name for library in LIBRARIES if library.exists() for name in cpp_names(library)]
+    if not names:
+        pytest.skip("no C++ library to read")
+    refused = sum(expanded_size(name) > MAX_EXPANDED for name in names)
+    assert refused / len(names) < 0.002
+    for name in names:
+        assert 4 * expanded_size(name) >= len(cxxfilt.demangleb(name))

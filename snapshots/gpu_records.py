@@ -1,0 +1,141 @@
+"""GPU records on their way into the history: which of them can be true, which launch each belongs to, and
+the counts of those that have none.
+
+A record is invalid when its start is 0, it ends before it starts, or it lies in the future; invalid ones are
+counted and left out. One that starts before its launch is kept and counted as early. One whose launch is not
+there yet is held back for a while, then kept and counted as unmatched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from gpuprof.snapshots.columns import Array
+from gpuprof.snapshots.frames import UNMATCHED_LAUNCH, FrameKind
+from gpuprof.snapshots.join import CLOCK_TOLERANCE_NS, LaunchTable, Matches
+from gpuprof.snapshots.tables import Tables
+
+DEFAULT_HOLD_NS = 2 * 10**9
+DEFAULT_MAX_HELD = 1 << 16
+REQUIRED = ("correlation", "start_ns", "end_ns")
+
+
+def valid(
+    start_ns: ArrayLike, end_ns: ArrayLike, now_ns: int, *, tolerance_ns: int = CLOCK_TOLERANCE_NS
+) -> Array:
+    """Return a mask of the records (u64 columns, monotonic ns) that can be true at `now_ns`."""
+    start, end = np.asarray(start_ns, np.uint64), np.asarray(end_ns, np.uint64)
+    mask: Array = (start > 0) & (end >= start) & (end <= np.uint64(now_ns + tolerance_ns))
+    return mask
+
+
+@dataclass(slots=True)
+class JoinCounts:
+    """What became of the records so far; early and unmatched ones are among the valid."""
+
+    valid: int = 0
+    invalid: int = 0
+    early: int = 0
+    unmatched: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Records that are settled: their columns as they came, and for each its launch."""
+
+    columns: dict[str, Array]
+    launch: Matches
+
+    def __len__(self) -> int:
+        return len(self.columns["correlation"])
+
+
+@dataclass(slots=True)
+class RecordJoin:
+    """Joins records with launches, batch by batch. Not thread-safe.
+
+    To have few records wait, read the ring of records before that of launches, then call `launches.add`,
+    then `take`. `hold_ns`: how long after its end a record may wait for its launch; `max_held`: how many may
+    wait per process (the oldest are settled first).
+    """
+
+    launches: LaunchTable
+    hold_ns: int = DEFAULT_HOLD_NS
+    max_held: int = DEFAULT_MAX_HELD
+    tolerance_ns: int = CLOCK_TOLERANCE_NS
+    counts: JoinCounts = field(default_factory=JoinCounts)
+    _held: dict[tuple[Hashable, int], dict[str, Array]] = field(default_factory=dict)
+
+    @property
+    def held(self) -> int:
+        """Number of records that wait for their launch."""
+        return sum(len(columns["correlation"]) for columns in self._held.values())
+
+    def take(self, process: Hashable, epoch: int, records: Mapping[str, ArrayLike], now_ns: int) -> Joined:
+        """Return what is settled of the records that wait and of new ones, given as equal-length columns.
+
+        The columns are `correlation` (u32), `start_ns`, `end_ns` (u64), and any others, the same in every
+        call; those come back as they are.
+        """
+        fresh = {name: np.asarray(column) for name, column in records.items()}
+        good = valid(fresh["start_ns"], fresh["end_ns"], now_ns, tolerance_ns=self.tolerance_ns)
+        count = int(np.count_nonzero(good))
+        self.counts.valid += count
+        self.counts.invalid += len(good) - count
+        if count < len(good):
+            fresh = {name: column[good] for name, column in fresh.items()}
+        held = self._held.pop((process, epoch), None)
+        if held is not None:
+            fresh = {name: np.concatenate([held[name], column]) for name, column in fresh.items()}
+        return self._settled((process, epoch), fresh, now_ns - self.hold_ns)
+
+    def flush(self, process: Hashable, epoch: int) -> Joined | None:
+        """Return the records of a process that still wait, as far as they match; None when there are none."""
+        held = self._held.pop((process, epoch), None)
+        return None if held is None else self._settled((process, epoch), held, None)
+
+    def _settled(
+        self, key: tuple[Hashable, int], columns: dict[str, Array], waits_from_ns: int | None
+    ) -> Joined:
+        launch = self.launches.match(*key, columns["correlation"], columns["start_ns"])
+        found = launch.found
+        start = columns["start_ns"].astype(np.int64)
+        self.counts.early += int(np.count_nonzero(found & (start < launch.enter_ns)))
+        waits = np.zeros(len(found), np.bool_)
+        if waits_from_ns is not None and not found.all():
+            waits = ~found & (columns["end_ns"].astype(np.int64) >= waits_from_ns)
+            waiting = np.flatnonzero(waits)
+            waits[waiting[: max(len(waiting) - self.max_held, 0)]] = False
+        self.counts.unmatched += int(np.count_nonzero(~found & ~waits))
+        if not waits.any():
+            return Joined(columns, launch)
+        self._held[key] = {name: column[waits] for name, column in columns.items()}
+        done = ~waits
+        parts = (launch.thread, launch.stack, launch.enter_ns, launch.weight)
+        return Joined(
+            {name: column[done] for name, column in columns.items()}, Matches(*(part[done] for part in parts))
+        )
+
+
+def unmatched_stack(tables: Tables) -> int:
+    """Return the stack below which the leaf frames of work without a launch hang."""
+    return tables.stack([tables.frame(tables.function(UNMATCHED_LAUNCH, "", "", FrameKind.UNKNOWN))])
+
+
+def with_leaves(tables: Tables, stack: ArrayLike, leaf: ArrayLike) -> Array:
+    """Return for each pair of a stack and a frame id the stack with that frame as its leaf (u32).
+
+    A stack of -1 (no launch) stands for `unmatched_stack`. IndexError for ids that are not defined.
+    """
+    below = np.asarray(stack, np.int64)
+    if len(below) and below.min() < 0:
+        below = np.where(below < 0, unmatched_stack(tables), below)
+    keys = (below.astype(np.uint64) << np.uint64(32)) | np.asarray(leaf, np.uint64)
+    pairs, inverse = np.unique(keys, return_inverse=True)
+    nodes = [tables.child(pair >> 32, pair & 0xFFFF_FFFF) for pair in pairs.tolist()]
+    found: Array = np.array(nodes, np.uint32)[inverse.reshape(-1)]
+    return found

@@ -1,0 +1,186 @@
+"""The tree of GPU time of a range, and in words how each device spent the range.
+
+The weight of a row is its overlap with the range, in ns. The widths of the tree are sums: work that runs at
+the same time counts as often, so that they can exceed the wall time. Busy is the union of a device's rows.
+Idle is claimed only where the device was observed (metrics.py, gpu_observed).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from gpuprof.snapshots import fold, gaps
+from gpuprof.snapshots.columns import Array, Rows
+from gpuprof.snapshots.frames import UNMATCHED_LAUNCH, FrameKind, GpuFacts, Query, Tree
+from gpuprof.snapshots.gaps import Shares, Spans
+from gpuprof.snapshots.names import clean
+from gpuprof.snapshots.table_view import TablesView, TaggedRows
+from gpuprof.snapshots.timerange import duration_text
+
+_MAX_NAMED = 16  # devices that a summary names one by one
+SUMMARY_SEPARATOR = " · "
+
+Gauge = tuple[Array, Array, Array]  # start, end (ns) and value of readings
+
+
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """What is known of the devices: facts, readings of gpu_observed by UUID, and the part of the range that
+    was recorded at all.
+    """
+
+    facts: Sequence[GpuFacts]
+    observed: Mapping[str, Gauge]
+    low_ns: int
+    high_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTime:
+    """How one device spent a range. `shares` are of all processes, the sums of the work that was asked for."""
+
+    uuid: str
+    shares: Shares
+    kernel_ns: int
+    copy_ns: int
+    unmatched_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """Rows of GPU work of one generation that touch the range, of the devices that were asked for."""
+
+    view: TablesView
+    columns: dict[str, Array]
+    weight: Array  # i64, ns in the range
+    kept: Array | None  # mask of the rows that pass the pid and tid filters; None: all do
+
+
+def gpu_tree(query: Query, work: Sequence[TaggedRows], devices: Devices) -> Tree:
+    """Return the answer to a query of GPU time. `work`: rows that touch the range."""
+    parts = [_asked_for(query, view, blocks) for view, blocks in fold.by_tables(work)]
+    tree = fold.tree_of(query, map(_weighed, parts), name="gpu", unit="ns")
+    return replace(tree, summary=_summary(query, _device_times(query, parts, devices), devices))
+
+
+def observed_spans(gauge: Gauge) -> Spans:
+    """Return when a device was observed: the windows of gpu_observed that say so and that none denies."""
+    start, end, value = gauge
+    yes = value >= 0.5
+    return gaps.union(start[yes], end[yes]).minus(gaps.union(start[~yes], end[~yes]))
+
+
+# ----------------------------------------------------------------------------------------------- rows to tree
+
+
+def _asked_for(query: Query, view: TablesView, blocks: Sequence[Rows]) -> _Work:
+    names = ("start_ns", "end_ns", "gpu", "thread", "stack")
+    columns = {name: np.concatenate([rows.columns[name] for rows in blocks]) for name in names}
+    if query.gpus:
+        wanted = set(query.gpus)
+        known = np.unique(columns["gpu"])
+        ids = [number for number in known.tolist() if number and view.strings[number] in wanted]
+        mask = np.isin(columns["gpu"], np.array(ids, np.uint32))
+        columns = {name: column[mask] for name, column in columns.items()}
+    weight = gaps.lengths(columns["start_ns"], columns["end_ns"], query.start_ns, query.end_ns)
+    threads = fold.thread_mask(query, view)
+    return _Work(view, columns, weight, None if threads is None else threads[columns["thread"]])
+
+
+def _weighed(work: _Work) -> fold.Weighed:
+    rows = (work.columns["thread"], work.columns["stack"], work.weight)
+    if work.kept is not None:
+        thread, stack, weight = (column[work.kept] for column in rows)
+        return fold.Weighed(work.view, thread, stack, weight)
+    return fold.Weighed(work.view, *rows)
+
+
+# --------------------------------------------------------------------------------------------------- in words
+
+
+def _device_times(query: Query, parts: Sequence[_Work], devices: Devices) -> list[DeviceTime]:
+    """Return how each device that has work or readings in the range spent it, in the order of the node."""
+    low, high = devices.low_ns, max(devices.high_ns, devices.low_ns)
+    sums: dict[str, Array] = {}
+    spans: dict[str, Spans] = {}
+    for work in parts:
+        kind, unmatched = _kinds(work.view, work.columns["stack"])
+        weight = work.weight if work.kept is None else np.where(work.kept, work.weight, 0)
+        for number in np.unique(work.columns["gpu"]).tolist():
+            uuid = work.view.strings[number]
+            mine = work.columns["gpu"] == number
+            busy = gaps.union(work.columns["start_ns"][mine], work.columns["end_ns"][mine])
+            spans[uuid] = spans[uuid].joined(busy) if uuid in spans else busy
+            mine_ns, mine_kind = weight[mine], kind[mine]
+            copies = mine_kind == FrameKind.GPU_COPY
+            sums[uuid] = sums.get(uuid, np.zeros(3, np.int64)) + [
+                int(mine_ns[~copies].sum()),
+                int(mine_ns[copies].sum()),
+                int(mine_ns[unmatched[mine]].sum()),
+            ]
+    order = {gpu.uuid: gpu.index for gpu in devices.facts}
+    asked = set(query.gpus)
+    uuids = {*spans, *(uuid for uuid in devices.observed if not asked or uuid in asked)}
+    times = []
+    for uuid in sorted(uuids, key=lambda uuid: (order.get(uuid, len(order)), uuid)):
+        observed = observed_spans(devices.observed[uuid]) if uuid in devices.observed else gaps.EMPTY
+        shares = gaps.shares(low, high, spans.get(uuid, gaps.EMPTY), observed)
+        times.append(DeviceTime(uuid, shares, *sums.get(uuid, np.zeros(3, np.int64)).tolist()))
+    return times
+
+
+def _kinds(view: TablesView, stack: Array) -> tuple[Array, Array]:
+    """Return for each row the kind of its leaf frame, and a mask of those without a launch."""
+    stacks, inverse = fold.compact(stack, len(view.parent))
+    kind = np.full(len(stacks), int(FrameKind.UNKNOWN), np.uint8)
+    outermost = stacks.copy()
+    some = stacks > 0
+    kind[some] = view.kind[view.frame_function[view.frame[stacks[some]]]]
+    while len(inner := np.flatnonzero(view.parent[outermost])):
+        outermost[inner] = view.parent[outermost[inner]]
+    function = view.frame_function[view.frame[outermost[some]]]
+    unseen = [
+        number
+        for number in np.unique(function).tolist()
+        if view.kind[number] == FrameKind.UNKNOWN and view.strings[int(view.name[number])] == UNMATCHED_LAUNCH
+    ]
+    unmatched = np.zeros(len(stacks), np.bool_)
+    unmatched[some] = np.isin(function, unseen)
+    return kind[inverse], unmatched[inverse]
+
+
+def _summary(query: Query, times: Sequence[DeviceTime], devices: Devices) -> str:
+    names = {gpu.uuid: f"GPU {gpu.index}" for gpu in devices.facts}
+    said = [_sentence(time, names, only_part=bool(query.pids or query.tids)) for time in times[:_MAX_NAMED]]
+    if len(times) > _MAX_NAMED:
+        said.append(f"{len(times) - _MAX_NAMED} more devices")
+    return SUMMARY_SEPARATOR.join(said)
+
+
+def _sentence(time: DeviceTime, names: Mapping[str, str], *, only_part: bool) -> str:
+    """Return, for example: GPU 0: busy 2.10 s, idle 1.20 s, not observed 0.40 s of 3.70 s; kernels sum …"""
+    shares, name = time.shares, names.get(time.uuid) or f"GPU {clean(time.uuid[:12])}"
+    length = shares.busy_ns + shares.idle_ns + shares.unobserved_ns
+    parts = [f"busy {duration_text(shares.busy_ns)}"]
+    if shares.idle_ns or not shares.unobserved_ns:
+        parts.append(f"idle {duration_text(shares.idle_ns)}")
+    if shares.unobserved_ns:
+        parts.append(f"not observed {duration_text(shares.unobserved_ns)}")
+    everyone = " (all processes)" if only_part else ""
+    said = [f"{name}: {', '.join(parts)} of {duration_text(length)}{everyone}"]
+    total = time.kernel_ns + time.copy_ns
+    if total:
+        copies = f", copies {duration_text(time.copy_ns)}" if time.copy_ns else ""
+        said.append(f"{'here ' if only_part else ''}kernels sum {duration_text(time.kernel_ns)}{copies}")
+        said.append(f"{_percent(total - time.unmatched_ns, total)} % matched to a launch")
+    return "; ".join(said)
+
+
+def _percent(part: int, whole: int) -> str:
+    """Return a share that says 100 or 0 only where it is."""
+    if part in {0, whole}:
+        return "0" if not part else "100"
+    return f"{min(max(100 * part / whole, 0.1), 99.9):.1f}"

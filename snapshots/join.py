@@ -1,0 +1,267 @@
+"""Launches by correlation id, kept in bounded memory, so that GPU records can be matched with them as they
+arrive.
+
+CUPTI's correlation ids are 32 bits, count up within a process, and wrap. A record belongs to the newest
+launch of its id that is not later than its start by more than the clock tolerance; all kernels of a graph
+share the id of its launch, so a launch is not used up.
+
+Each (process, attach epoch) has a ring of launches with a hash index: `heads` has for each bucket the number
+of the newest launch in it, `chain` for each launch the number of the one before it in its bucket. Numbers
+only grow; one that is more than a ring behind is of a launch that was overwritten, and ends its chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from gpuprof.snapshots.columns import Array
+from gpuprof.snapshots.table_view import TablesView
+from gpuprof.snapshots.tables import Tables, carry_over
+
+CLOCK_TOLERANCE_NS = 1_000_000  # conversion errors are far smaller, reuse of an id is hours away
+DEFAULT_MAX_LAUNCHES = 1 << 17
+DEFAULT_MAX_AGE_NS = 600 * 10**9
+_FIRST_RING = 1 << 10
+_MAX_CHAIN = 64  # hostile ids that all meet in one bucket must not cost more
+_LAUNCH_BYTES = 49  # of one place in a ring, with its two heads
+_SPREAD = np.uint32(2_654_435_769)  # 2^32 / golden ratio: spreads ids at any regular distance
+_LONG_AGO = -(1 << 62)
+
+
+@dataclass(frozen=True, slots=True)
+class Matches:
+    """For each record what is known of its launch; -1 in the i64 columns where there is none."""
+
+    thread: Array  # i64
+    stack: Array  # i64
+    enter_ns: Array  # i64
+    weight: Array  # f64, how many launches this one stands for; 0 without one
+
+    @property
+    def found(self) -> Array:
+        """Return a mask of the records that have a launch."""
+        mask: Array = self.stack >= 0
+        return mask
+
+
+class _Ring:
+    """The newest launches of one process and epoch; `size` is a power of two."""
+
+    __slots__ = (
+        "chain", "correlation", "enter", "heads", "newest_ns", "next", "shift", "size", "stack", "thread",
+        "used", "weight",
+    )  # fmt: skip
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.next = 0  # number of the next launch
+        self.newest_ns = _LONG_AGO
+        self.shift = np.uint32(32 - size.bit_length())  # 2 * size buckets
+        self.heads = np.full(2 * size, -1, np.int64)
+        self.chain = np.full(size, -1, np.int64)
+        self.correlation = np.zeros(size, np.uint32)
+        self.enter = np.full(size, _LONG_AGO, np.int64)
+        self.thread = np.zeros(size, np.uint32)
+        self.stack = np.zeros(size, np.uint32)
+        self.weight = np.zeros(size, np.float32)
+        self.used = np.ones(size, np.bool_)
+
+    def live(self) -> Array:
+        """Return the places of the launches held, oldest first."""
+        places: Array = np.arange(max(self.next - self.size, 0), self.next) & (self.size - 1)
+        return places
+
+    @property
+    def pending(self) -> int:
+        """Number of launches held of which no record has come."""
+        return int(np.count_nonzero(~self.used))
+
+    def put(
+        self, correlation: Array, enter: Array, thread: Array, stack: Array, weight: Array, used: Array
+    ) -> int:
+        """Add launches (at most `size`), and return how many were overwritten before a record came."""
+        numbers = np.arange(self.next, self.next + len(correlation))
+        at = numbers & (self.size - 1)
+        evicted = int(np.count_nonzero(~self.used[at]))
+        bucket = (correlation * _SPREAD) >> self.shift
+        earlier = self.heads[bucket]
+        self.heads[bucket] = numbers
+        if (self.heads[bucket] != numbers).any():  # several in one bucket: chain them in their order
+            order = np.argsort(bucket, kind="stable")
+            same = bucket[order[1:]] == bucket[order[:-1]]
+            earlier[order[1:][same]] = numbers[order[:-1][same]]
+            last = order[np.append(~same, True)]
+            self.heads[bucket[last]] = numbers[last]
+        self.chain[at] = earlier
+        self.correlation[at] = correlation
+        self.enter[at] = enter
+        self.thread[at] = thread
+        self.stack[at] = stack
+        self.weight[at] = weight
+        self.used[at] = used
+        self.next += len(numbers)
+        self.newest_ns = max(self.newest_ns, int(enter.max()))
+        return evicted
+
+    def find(self, correlation: Array, latest: Array, earliest: Array) -> Array:
+        """Return for each id the place of its newest launch in [earliest, latest] ns, -1 without one."""
+        best = np.full(len(correlation), -1, np.int64)
+        best_enter = np.full(len(correlation), _LONG_AGO, np.int64)
+        rows = np.arange(len(correlation))
+        number = self.heads[(correlation * _SPREAD) >> self.shift]
+        for _ in range(_MAX_CHAIN):
+            alive = number >= max(self.next - self.size, 0)
+            if not alive.all():
+                rows, number = rows[alive], number[alive]
+            if not len(rows):
+                break
+            place = number & (self.size - 1)
+            enter = self.enter[place]
+            hit = self.correlation[place] == correlation[rows]
+            hit &= (enter <= latest[rows]) & (enter >= earliest[rows]) & (enter > best_enter[rows])
+            best[rows[hit]] = place[hit]
+            best_enter[rows[hit]] = enter[hit]
+            number = self.chain[place]
+        return best
+
+    def resized(self, size: int) -> _Ring:
+        """Return a ring of another size with the newest of these launches."""
+        keep = self.live()[-size:]
+        ring = _Ring(size)
+        if len(keep):
+            columns = (self.correlation, self.enter, self.thread, self.stack, self.weight, self.used)
+            ring.put(*(column[keep] for column in columns))
+        return ring
+
+
+class LaunchTable:
+    """Launches of all processes, at most about `max_launches` of them, each for at most `max_age_ns`.
+
+    The processes share the room: when it is used up, the largest ring gives half of its own to a smaller one
+    that needs to grow; a ring that may not grow overwrites its oldest launches, and where there are too many
+    processes the one that has been silent longest is dropped. Not thread-safe.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_launches: int = DEFAULT_MAX_LAUNCHES,
+        max_age_ns: int = DEFAULT_MAX_AGE_NS,
+        tolerance_ns: int = CLOCK_TOLERANCE_NS,
+    ) -> None:
+        self._max_launches = max(max_launches, _FIRST_RING)
+        self._max_age_ns = max_age_ns
+        self._tolerance_ns = tolerance_ns
+        self._rings: dict[tuple[Hashable, int], _Ring] = {}
+        self.evicted = 0  # launches that were overwritten before a record of theirs came
+
+    def add(
+        self,
+        process: Hashable,
+        epoch: int,
+        correlation: ArrayLike,
+        enter_ns: ArrayLike,
+        thread: ArrayLike,
+        stack: ArrayLike,
+        weight: ArrayLike = 1.0,
+    ) -> None:
+        """Add launches of a process in one attach epoch: columns of equal length, ids of one generation.
+
+        ValueError for columns of different lengths.
+        """
+        corr = np.asarray(correlation, np.uint32)
+        enter = np.asarray(enter_ns).astype(np.int64)
+        threads, stacks = np.asarray(thread, np.uint32), np.asarray(stack, np.uint32)
+        weights = np.broadcast_to(np.asarray(weight, np.float32), corr.shape)
+        if not len(corr) == len(enter) == len(threads) == len(stacks):
+            raise ValueError("columns of different lengths")
+        if not len(corr):
+            return
+        ring = self._room(process, epoch, len(corr))
+        for at in range(0, len(corr), ring.size):
+            part = slice(at, at + ring.size)
+            columns = (corr[part], enter[part], threads[part], stacks[part], weights[part])
+            self.evicted += ring.put(*columns, np.zeros(len(columns[0]), np.bool_))
+
+    def match(self, process: Hashable, epoch: int, correlation: ArrayLike, start_ns: ArrayLike) -> Matches:
+        """Return the launch of each record of a process, given its correlation id and its start in ns."""
+        corr = np.asarray(correlation, np.uint32)
+        start = np.asarray(start_ns).astype(np.int64)
+        ring = self._rings.get((process, epoch))
+        if ring is None or not len(corr):
+            nothing = np.full(len(corr), -1, np.int64)
+            return Matches(nothing, nothing, nothing, np.zeros(len(corr)))
+        place = ring.find(corr, start + self._tolerance_ns, start - self._max_age_ns)
+        none = place < 0
+        ring.used[place[~none]] = True
+        thread, stack, enter = (
+            column[place].astype(np.int64) for column in (ring.thread, ring.stack, ring.enter)
+        )
+        weight = ring.weight[place].astype(np.float64)
+        for column in (thread, stack, enter):
+            column[none] = -1
+        weight[none] = 0.0
+        return Matches(thread, stack, enter, weight)
+
+    @property
+    def pending(self) -> int:
+        """Number of launches held of which no record has come yet."""
+        return sum(ring.pending for ring in self._rings.values())
+
+    @property
+    def nbytes(self) -> int:
+        """About how much memory the table takes."""
+        return sum(ring.size for ring in self._rings.values()) * _LAUNCH_BYTES
+
+    def forget(self, process: Hashable, epoch: int | None = None) -> None:
+        """Drop the launches of a process that is gone (of one attach epoch, where given)."""
+        for key in [key for key in self._rings if key[0] == process and epoch in {None, key[1]}]:
+            del self._rings[key]
+
+    def expire(self, now_ns: int) -> None:
+        """Drop the processes whose newest launch is older than the age bound."""
+        for key, ring in list(self._rings.items()):
+            if ring.newest_ns < now_ns - self._max_age_ns:
+                del self._rings[key]
+
+    def carry_over(self, old: TablesView, new: Tables) -> None:
+        """Translate the thread and stack ids of all launches from one generation of tables to the next.
+
+        To be called when the history begins a new generation, under its lock, with a view of the old tables.
+        """
+        live = [(ring, ring.live()) for ring in self._rings.values()]
+        if not live:
+            return
+        threads = np.unique(np.concatenate([ring.thread[at] for ring, at in live]))
+        stacks = np.unique(np.concatenate([ring.stack[at] for ring, at in live]))
+        thread_map, stack_map = carry_over(old, new, threads, stacks)
+        for ring, at in live:
+            ring.thread[at] = thread_map[ring.thread[at]]
+            ring.stack[at] = stack_map[ring.stack[at]]
+
+    def _room(self, process: Hashable, epoch: int, wanted: int) -> _Ring:
+        """Return the ring of a process, grown for so many more launches as far as the bound allows."""
+        key = (process, epoch)
+        ring = self._rings.get(key)
+        if ring is None:
+            while not self._make_room(_FIRST_RING, _FIRST_RING // 2):
+                oldest = min(self._rings, key=lambda item: self._rings[item].newest_ns)
+                self.evicted += self._rings.pop(oldest).pending
+            ring = self._rings[key] = _Ring(_FIRST_RING)
+        while min(ring.next, ring.size) + wanted > ring.size and self._make_room(ring.size, ring.size):
+            ring = self._rings[key] = ring.resized(2 * ring.size)
+        return ring
+
+    def _make_room(self, more: int, size: int) -> bool:
+        """Make room for `more` launches for a ring of `size`; False when no other is more than twice that."""
+        while sum(ring.size for ring in self._rings.values()) + more > self._max_launches:
+            key, largest = max(self._rings.items(), key=lambda item: item[1].size)
+            if largest.size <= 2 * size:
+                return False
+            self._rings[key] = largest.resized(largest.size // 2)
+            self.evicted += largest.pending - self._rings[key].pending
+        return True
