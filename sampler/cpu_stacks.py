@@ -82,8 +82,8 @@ class CpuStacks:
             if problems:
                 state, reason = "degraded", "; ".join(problems)
         return SourceStatus(
-            name="cpu", state=state, reason=reason, hint=self._hint, lost=self._lost + self._dropped, invalid=self._failures,
-            truncated=self._truncated, samples=self._samples,
+            name="cpu", state=state, reason=reason, hint=self._hint, lost=self._lost + self._dropped,
+            invalid=self._failures, truncated=self._truncated, samples=self._samples,
         )  # fmt: skip
 
     def run_ns(self) -> int | None:

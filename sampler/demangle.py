@@ -16,6 +16,7 @@ from gpuprof.snapshots.names import clean
 
 MAX_MANGLED = 4096  # bytes; longer names are shown as they are
 MAX_EXPANDED = 1 << 20  # longer ones, by a careful guess, are shown as they are
+MAX_EXPANDED_RUST = 1 << 16  # that demangler is written in Python
 MAX_SHOWN = 512
 _SHORT_ARGUMENTS = 12
 
@@ -28,11 +29,18 @@ _FORTRAN = re.compile(r"^__([a-z0-9_]+)_MOD_([a-z0-9_]+)$")
 _OPERATOR = re.compile(
     r"operator(?:\s*(?:\(\)|\[\]|<=>|<<=|>>=|->\*|->|<<|>>|<=|>=|<|>)|\s+(?:new|delete)(?:\[\])?)(?=[\s(<]|$)"
 )
-_TOKEN = re.compile(
+_CPP_TOKEN = re.compile(
     rb"(?P<reference>[ST][0-9A-Z]{0,8}_)|(?P<literal>L[a-z]n?[0-9]+E)|(?P<identifier>[0-9]{1,9})|(?P<open>[INXJF])"
     rb"|(?P<close>E)|(?P<other>S[a-z]|.)",
     re.DOTALL,
 )
+_RUST_TOKEN = re.compile(
+    rb"(?P<reference>B[0-9a-zA-Z]{0,8}_)|(?P<number>[sLG][0-9a-zA-Z]{0,8}_|K[a-z]n?[0-9a-f]{0,32}_)"
+    rb"|(?P<identifier>[0-9]{1,9}_?)|(?P<open>[ITFD])|(?P<close>E)|(?P<other>.)",
+    re.DOTALL,
+)
+_UNBRACKETED = {b"M", b"X", b"Y"}
+_MAX_UNBRACKETED = 8
 _WORDS_BEFORE = (
     "non-virtual thunk to ",
     "virtual thunk to ",
@@ -148,30 +156,30 @@ def _demangle_cpp(name: str) -> str:
         return name
 
 
-def expanded_size(mangled: bytes) -> int:
-    """About how long a C++ name is when demangled; never less than a quarter of it.
+def expanded_size(mangled: bytes, token_of: re.Pattern[bytes] = _CPP_TOKEN) -> int:
+    """About how long a mangled name is when demangled; never less than a quarter of it.
 
-    A back reference (S_, T_) repeats what was named before, so that a few bytes can stand for gigabytes. Each is
-    taken to repeat the largest part so far.
+    A back reference repeats what was named before, so that a few bytes can stand for gigabytes. Each is taken
+    to repeat the largest bracket so far; where there are many ways to combine two parts without a bracket
+    (pointers to members in C++, impl paths in Rust), each may double it.
     """
-    size = largest = 0
+    size = largest = unbracketed = 0
     at = 2
-    groups: list[int] = []  # sizes at which the open ones began
-    strict = False
+    groups: list[int] = []  # sizes at which the open brackets began
     while at < len(mangled) and size <= MAX_EXPANDED:
-        token = _TOKEN.match(mangled, at)
+        token = token_of.match(mangled, at)
         if token is None:
             break
         at = token.end()
         kind = token.lastgroup
         if kind == "identifier":
-            length = min(int(token[0]), len(mangled) - at)
+            length = min(int(token[0].rstrip(b"_")), len(mangled) - at)
             at += length
             size += length
             largest = max(largest, length)
         elif kind == "reference":
             size += largest + 4
-            if strict:
+            if unbracketed > _MAX_UNBRACKETED:
                 largest *= 2
         elif kind == "open":
             groups.append(size)
@@ -180,19 +188,29 @@ def expanded_size(mangled: bytes) -> int:
                 groups.pop()
             largest = max(largest, size - (groups[-1] if groups else 0) + 4)
         else:
-            strict = strict or token[0] == b"M"  # pointers to members combine two types without a bracket
+            unbracketed += token[0] in _UNBRACKETED
             size += 12
     return size
 
 
 def _demangle_rust(name: str) -> str:
+    if expanded_size(name.encode(), _RUST_TOKEN) > MAX_EXPANDED_RUST:
+        return name
     try:
         import rust_demangler
+        from rust_demangler import rust_v0
 
+        vars(rust_v0)["print"] = (
+            _silent  # it writes what it cannot read to stdout, which is not its to write to
+        )
         text = str(rust_demangler.demangle(name))
     except Exception:  # noqa: BLE001 - as above, RecursionError included
         return name
     return fold_rust(re.sub(r"::h[0-9a-f]{16}$", "", text))
+
+
+def _silent(*_: object) -> None:
+    pass
 
 
 @lru_cache(maxsize=1)

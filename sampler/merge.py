@@ -47,8 +47,9 @@ def find_hosts(
 ) -> tuple[int | None, ...]:
     """Index of the native frame in whose part of the stack each address lies; None where it is not known.
 
-    `distances`: of each frame's stack pointer above the previous frame's, in words. A frame holds what lies between
-    its own stack pointer and its caller's; of the last frame that is known only when the walk is complete.
+    `distances`: of each frame's stack pointer above the previous frame's, in words. A frame holds what lies
+    between its own stack pointer and its caller's; of the last frame that is known only when the walk is
+    complete.
     """
     pointers = []
     pointer = sp0

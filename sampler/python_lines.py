@@ -92,7 +92,7 @@ class LineTable:
         if len(long_form):
             delta[long_form] = _signed_varints(raw, at[long_form] + 1)
         line = first_line + np.cumsum(delta)
-        # A run begins where the line changes; an instruction without line (code 15) counts to the run before it.
+        # A run begins where the line changes; an instruction without line (15) counts to the one before.
         keep = (code != 15) & (line > 0) & (line <= _MAX_LINE)
         address, line = address[keep], line[keep]
         begins = np.ones(len(line), bool)

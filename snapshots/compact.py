@@ -35,8 +35,8 @@ _DEFS_PER_FRAME = 1 << 12
 
 def frames(
     facts: list[Frame],
-    defs: dict[int, SeriesDef],
-    readings: dict[str, Array],
+    metrics: tuple[dict[int, SeriesDef], dict[str, Array]],
+    *,
     samples: list[TaggedRows],
     work: list[TaggedRows],
     current: TablesView,
@@ -44,9 +44,11 @@ def frames(
     """Yield `facts`, then the readings with their series, then generation by generation samples and GPU work
     with theirs.
 
-    `current` are the tables in which the processes of the readings are looked up where no row refers to them.
+    `metrics`: the definitions of series by id, and readings as columns; `current`: the tables in which the
+    processes of the readings are looked up where no row refers to them.
     """
     yield from facts
+    defs, readings = metrics
     used = [defs[number] for number in np.unique(readings["series"]).tolist() if number in defs]
     for at in range(0, len(used), _DEFS_PER_FRAME):
         yield SeriesDefs(used[at : at + _DEFS_PER_FRAME])

@@ -74,8 +74,14 @@ def begin(history: History, level: str, since_ns: int | None, max_lag_ns: int | 
     def position(log: RowLog) -> LogPosition:
         return LogPosition(log.next if since_ns is None else log.first_at(since_ns), log.next)
 
-    logs = (history.readings, history.samples, history.gpu_work)
-    return Cursor(level, max_lag_ns, *map(position, logs), TableCursor(-1))
+    return Cursor(
+        level,
+        max_lag_ns,
+        readings=position(history.readings),
+        samples=position(history.samples),
+        gpu_work=position(history.gpu_work),
+        table=TableCursor(-1),
+    )
 
 
 def advance(history: History, cursor: Cursor, max_bytes: int) -> list[Frame]:

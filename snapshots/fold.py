@@ -15,7 +15,6 @@ import numpy as np
 
 from gpuprof.snapshots import tree
 from gpuprof.snapshots.columns import Array, Rows
-from gpuprof.snapshots.errors import EXIT_USAGE, GpuprofError
 from gpuprof.snapshots.frames import UNMATCHED_LAUNCH, FrameKind, Query, Tree
 from gpuprof.snapshots.table_view import TablesView, TaggedRows, frame_label
 
@@ -86,17 +85,6 @@ def by_tables(rows: Iterable[TaggedRows]) -> Iterable[tuple[TablesView, list[Row
 
 
 # ---------------------------------------------------------------------------------------------------- filters
-
-
-def refuse_filter(name: str, values: Sequence[object], tree_title: str) -> None:
-    """Raise GpuprofError when a filter is set that a tree does not have."""
-    if values:
-        what = {"cpus": "CPU", "gpus": "GPU"}[name]
-        raise GpuprofError(
-            f"the tree of {tree_title} cannot be filtered by {what}",
-            f"Leave the {what} filter out.",
-            EXIT_USAGE,
-        )
 
 
 def thread_mask(query: Query, view: TablesView) -> Array | None:

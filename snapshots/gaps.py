@@ -128,8 +128,9 @@ def union(start_ns: ArrayLike, end_ns: ArrayLike) -> Spans:
 def lengths(start_ns: ArrayLike, end_ns: ArrayLike, low_ns: int, high_ns: int) -> Array:
     """Return for each interval how much of it lies in [low_ns, high_ns), in ns (i64)."""
     low, high = _limits(low_ns, high_ns)
-    inside = np.minimum(_i64(end_ns), high) - np.maximum(_i64(start_ns), low)
-    return np.maximum(inside, 0)
+    inside: Array = np.minimum(_i64(end_ns), high) - np.maximum(_i64(start_ns), low)
+    np.maximum(inside, 0, out=inside)
+    return inside
 
 
 @dataclass(frozen=True, slots=True)

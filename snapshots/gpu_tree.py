@@ -40,7 +40,7 @@ class Devices:
 
 @dataclass(frozen=True, slots=True)
 class DeviceTime:
-    """How one device spent a range. `shares` are of all processes, the sums of the work that was asked for."""
+    """How one device spent a range: `shares` of all processes, the sums of the work that was asked for."""
 
     uuid: str
     shares: Shares
@@ -116,11 +116,8 @@ def _device_times(query: Query, parts: Sequence[_Work], devices: Devices) -> lis
             spans[uuid] = spans[uuid].joined(busy) if uuid in spans else busy
             mine_ns, mine_kind = weight[mine], kind[mine]
             copies = mine_kind == FrameKind.GPU_COPY
-            sums[uuid] = sums.get(uuid, np.zeros(3, np.int64)) + [
-                int(mine_ns[~copies].sum()),
-                int(mine_ns[copies].sum()),
-                int(mine_ns[unmatched[mine]].sum()),
-            ]
+            mine_sums = [mine_ns[mask].sum() for mask in (~copies, copies, unmatched[mine])]
+            sums[uuid] = sums.get(uuid, np.zeros(3, np.int64)) + np.array(mine_sums, np.int64)
     order = {gpu.uuid: gpu.index for gpu in devices.facts}
     asked = set(query.gpus)
     uuids = {*spans, *(uuid for uuid in devices.observed if not asked or uuid in asked)}
@@ -162,12 +159,13 @@ def _summary(query: Query, times: Sequence[DeviceTime], devices: Devices) -> str
 
 def _sentence(time: DeviceTime, names: Mapping[str, str], *, only_part: bool) -> str:
     """Return, for example: GPU 0: busy 2.10 s, idle 1.20 s, not observed 0.40 s of 3.70 s; kernels sum …"""
-    shares, name = time.shares, names.get(time.uuid) or f"GPU {clean(time.uuid[:12])}"
+    shares, name = time.shares, names.get(time.uuid) or clean(time.uuid[:12] or "unknown GPU")
     length = shares.busy_ns + shares.idle_ns + shares.unobserved_ns
+    unobserved = shares.unobserved_ns > length / 2000  # less would be shown as a share of 0.0 %
     parts = [f"busy {duration_text(shares.busy_ns)}"]
-    if shares.idle_ns or not shares.unobserved_ns:
+    if shares.idle_ns or not unobserved:
         parts.append(f"idle {duration_text(shares.idle_ns)}")
-    if shares.unobserved_ns:
+    if unobserved:
         parts.append(f"not observed {duration_text(shares.unobserved_ns)}")
     everyone = " (all processes)" if only_part else ""
     said = [f"{name}: {', '.join(parts)} of {duration_text(length)}{everyone}"]

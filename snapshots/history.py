@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from gpuprof.snapshots import compact, cursor, fold, gpu_tree
+from gpuprof.snapshots import compact, cursor, queries
 from gpuprof.snapshots.columns import Array, RowLog, Rows
 from gpuprof.snapshots.cursor import MAX_LAG_NS, Cursor
-from gpuprof.snapshots.errors import EXIT_USAGE, GpuprofError
 from gpuprof.snapshots.frames import Clock, Frame, Gpus, Hello, Query, SeriesDef, Status, Tree
 from gpuprof.snapshots.gaps import MAX_NS
 from gpuprof.snapshots.ingest import Ingest
@@ -34,8 +33,6 @@ DEFAULT_MAX_AGE_NS = 3600 * 10**9
 MAX_SERIES = 1 << 14
 MAX_CLOCKS = 64
 _KEPT_SHARE = 4  # a kind of rows that takes less than this part of the bound is not dropped for the others
-
-_TREES = {"cpu": "CPU samples", "gpu": "GPU time", "idle": "GPU idle time", "offcpu": "off-CPU time"}
 
 
 class History:
@@ -108,13 +105,13 @@ class History:
 
     def add_gpu_work(
         self,
+        *,
         start_ns: ArrayLike,
         end_ns: ArrayLike,
         gpu: ArrayLike,
         stream: ArrayLike,
         thread: ArrayLike,
         stack: ArrayLike,
-        *,
         tables: Tables | None = None,
     ) -> None:
         """Add GPU work (frames.GpuWork), as equal-length columns with ids of the current generation (or of
@@ -253,32 +250,7 @@ class History:
         """Return the folded tree of a range. GpuprofError for a tree that is not known or not recorded
         here, and for a filter that the tree does not have.
         """
-        if query.tree not in _TREES:
-            raise GpuprofError(
-                f"there is no tree named “{query.tree[:32]}”",
-                f"The trees are: {', '.join(_TREES)}.",
-                EXIT_USAGE,
-            )
-        if query.tree == "cpu":
-            fold.refuse_filter("gpus", query.gpus, "CPU samples")
-            return fold.cpu_tree(query, self.samples_between(query.start_ns, query.end_ns))
-        if query.tree != "gpu":
-            raise GpuprofError(
-                f"no {_TREES[query.tree]} was recorded here", "The tree of CPU samples is --tree cpu."
-            )
-        if not self.gpu_work.next:
-            raise GpuprofError(
-                "no GPU time was recorded here",
-                "Start the workload with `gpuprof-tui run -- CMD`. The tree of CPU samples is --tree cpu.",
-            )
-        fold.refuse_filter("cpus", query.cpus, "GPU time")
-        with self.lock:
-            first_ns, last_ns = self.span
-            work = self.gpu_work_between(query.start_ns, query.end_ns)
-            observed = self.gauges_between("gpu_observed", query.start_ns, query.end_ns)
-            gpus = list(self.gpus.gpus) if self.gpus else []
-        low_ns, high_ns = max(query.start_ns, first_ns), min(query.end_ns, last_ns)
-        return gpu_tree.gpu_tree(query, work, gpu_tree.Devices(gpus, observed, low_ns, high_ns))
+        return queries.answer(self, query)
 
     def samples_between(self, start_ns: int, end_ns: int) -> list[TaggedRows]:
         """Return the samples in [start_ns, end_ns), block by block, each with the tables that it refers
@@ -291,28 +263,6 @@ class History:
         """Return the GPU work that touches [start_ns, end_ns), block by block, each with its tables."""
         with self.lock:
             return _tagged(self.gpu_work, start_ns, end_ns)
-
-    def gauges_between(
-        self, metric: str, start_ns: int, end_ns: int
-    ) -> dict[str, tuple[Array, Array, Array]]:
-        """Return the readings of a metric of devices that touch the range, by UUID: start, end (ns), value."""
-        with self.lock:
-            ids = {s.id: s.gpu for s in self.series_defs.values() if s.metric == metric and s.gpu is not None}
-            wanted = np.array(list(ids), np.uint32)
-            parts = [rows.columns for rows in self.readings.between(start_ns, end_ns)] if ids else []
-        columns = ("series", "start_ns", "end_ns", "value")
-        if not parts:
-            return {}
-        mine = [np.isin(part["series"], wanted) for part in parts]
-        series, start, end, value = (
-            np.concatenate([part[name][mask] for part, mask in zip(parts, mine, strict=True)])
-            for name in columns
-        )
-        found = {}
-        for number in np.unique(series).tolist():
-            of_it = series == number
-            found[ids[number]] = (start[of_it], end[of_it], value[of_it])
-        return found
 
     def readings_between(self, start_ns: int, end_ns: int) -> tuple[dict[int, SeriesDef], dict[str, Array]]:
         """Return the readings that touch [start_ns, end_ns), as columns, and the definitions of all series
@@ -351,7 +301,7 @@ class History:
                 for view, rows in work
             ]
         facts: list[Frame] = [hello, *clocks, *([gpus] if gpus else []), *([status] if status else [])]
-        return compact.frames(facts, defs, readings, samples, work, current)
+        return compact.frames(facts, (defs, readings), samples=samples, work=work, current=current)
 
     # ------------------------------------------------------------------------------------------------ cursors
 
@@ -437,7 +387,7 @@ def _columns(schema: dict[str, str], values: Sequence[Any]) -> dict[str, Array]:
 
 
 def _tagged(log: RowLog, start_ns: int, end_ns: int) -> list[TaggedRows]:
-    """Return the rows of a log in a range, each block with a view of its tables. The history's lock is held."""
+    """Return the rows of a log in a range, each block with a view of its tables, under the history's lock."""
     views: dict[int, TablesView] = {}
     found: list[TaggedRows] = []
     for rows in log.between(start_ns, end_ns):

@@ -237,12 +237,12 @@ class Ingest:
         strings, threads, stacks = foreign.strings.view(), foreign.threads.view(), foreign.stacks.view()
         _check_times(frame.end_ns)
         self._history.add_gpu_work(
-            frame.start_ns,
-            frame.end_ns,
-            strings[_in_range(frame.gpu, len(strings))],
-            frame.stream,
-            threads[_in_range(frame.thread, len(threads))],
-            stacks[_in_range(frame.stack, len(stacks))],
+            start_ns=frame.start_ns,
+            end_ns=frame.end_ns,
+            gpu=strings[_in_range(frame.gpu, len(strings))],
+            stream=frame.stream,
+            thread=threads[_in_range(frame.thread, len(threads))],
+            stack=stacks[_in_range(frame.stack, len(stacks))],
             tables=foreign.tables,
         )
 

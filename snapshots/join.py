@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -48,13 +49,21 @@ class Matches:
         return mask
 
 
+class _Launches(NamedTuple):
+    """Columns of launches, of equal length."""
+
+    correlation: Array  # u32
+    enter: Array  # i64, ns
+    thread: Array  # u32
+    stack: Array  # u32
+    weight: Array  # f32
+    used: Array  # bool: a record of it has come
+
+
 class _Ring:
     """The newest launches of one process and epoch; `size` is a power of two."""
 
-    __slots__ = (
-        "chain", "correlation", "enter", "heads", "newest_ns", "next", "shift", "size", "stack", "thread",
-        "used", "weight",
-    )  # fmt: skip
+    __slots__ = ("chain", "heads", "launches", "newest_ns", "next", "shift", "size")
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -63,12 +72,10 @@ class _Ring:
         self.shift = np.uint32(32 - size.bit_length())  # 2 * size buckets
         self.heads = np.full(2 * size, -1, np.int64)
         self.chain = np.full(size, -1, np.int64)
-        self.correlation = np.zeros(size, np.uint32)
-        self.enter = np.full(size, _LONG_AGO, np.int64)
-        self.thread = np.zeros(size, np.uint32)
-        self.stack = np.zeros(size, np.uint32)
-        self.weight = np.zeros(size, np.float32)
-        self.used = np.ones(size, np.bool_)
+        number, real = np.zeros((3, size), np.uint32), np.zeros(size, np.float32)
+        self.launches = _Launches(
+            number[0], np.zeros(size, np.int64), number[1], number[2], real, np.ones(size, np.bool_)
+        )
 
     def live(self) -> Array:
         """Return the places of the launches held, oldest first."""
@@ -78,16 +85,14 @@ class _Ring:
     @property
     def pending(self) -> int:
         """Number of launches held of which no record has come."""
-        return int(np.count_nonzero(~self.used))
+        return int(np.count_nonzero(~self.launches.used))
 
-    def put(
-        self, correlation: Array, enter: Array, thread: Array, stack: Array, weight: Array, used: Array
-    ) -> int:
+    def put(self, new: _Launches) -> int:
         """Add launches (at most `size`), and return how many were overwritten before a record came."""
-        numbers = np.arange(self.next, self.next + len(correlation))
+        numbers = np.arange(self.next, self.next + len(new.enter))
         at = numbers & (self.size - 1)
-        evicted = int(np.count_nonzero(~self.used[at]))
-        bucket = (correlation * _SPREAD) >> self.shift
+        evicted = int(np.count_nonzero(~self.launches.used[at]))
+        bucket = (new.correlation * _SPREAD) >> self.shift
         earlier = self.heads[bucket]
         self.heads[bucket] = numbers
         if (self.heads[bucket] != numbers).any():  # several in one bucket: chain them in their order
@@ -97,14 +102,10 @@ class _Ring:
             last = order[np.append(~same, True)]
             self.heads[bucket[last]] = numbers[last]
         self.chain[at] = earlier
-        self.correlation[at] = correlation
-        self.enter[at] = enter
-        self.thread[at] = thread
-        self.stack[at] = stack
-        self.weight[at] = weight
-        self.used[at] = used
+        for column, values in zip(self.launches, new, strict=True):
+            column[at] = values
         self.next += len(numbers)
-        self.newest_ns = max(self.newest_ns, int(enter.max()))
+        self.newest_ns = max(self.newest_ns, int(new.enter.max()))
         return evicted
 
     def find(self, correlation: Array, latest: Array, earliest: Array) -> Array:
@@ -120,8 +121,8 @@ class _Ring:
             if not len(rows):
                 break
             place = number & (self.size - 1)
-            enter = self.enter[place]
-            hit = self.correlation[place] == correlation[rows]
+            enter = self.launches.enter[place]
+            hit = self.launches.correlation[place] == correlation[rows]
             hit &= (enter <= latest[rows]) & (enter >= earliest[rows]) & (enter > best_enter[rows])
             best[rows[hit]] = place[hit]
             best_enter[rows[hit]] = enter[hit]
@@ -133,8 +134,7 @@ class _Ring:
         keep = self.live()[-size:]
         ring = _Ring(size)
         if len(keep):
-            columns = (self.correlation, self.enter, self.thread, self.stack, self.weight, self.used)
-            ring.put(*(column[keep] for column in columns))
+            ring.put(_Launches(*(column[keep] for column in self.launches)))
         return ring
 
 
@@ -163,6 +163,7 @@ class LaunchTable:
         self,
         process: Hashable,
         epoch: int,
+        *,
         correlation: ArrayLike,
         enter_ns: ArrayLike,
         thread: ArrayLike,
@@ -185,7 +186,7 @@ class LaunchTable:
         for at in range(0, len(corr), ring.size):
             part = slice(at, at + ring.size)
             columns = (corr[part], enter[part], threads[part], stacks[part], weights[part])
-            self.evicted += ring.put(*columns, np.zeros(len(columns[0]), np.bool_))
+            self.evicted += ring.put(_Launches(*columns, np.zeros(len(columns[0]), np.bool_)))
 
     def match(self, process: Hashable, epoch: int, correlation: ArrayLike, start_ns: ArrayLike) -> Matches:
         """Return the launch of each record of a process, given its correlation id and its start in ns."""
@@ -197,11 +198,12 @@ class LaunchTable:
             return Matches(nothing, nothing, nothing, np.zeros(len(corr)))
         place = ring.find(corr, start + self._tolerance_ns, start - self._max_age_ns)
         none = place < 0
-        ring.used[place[~none]] = True
+        known = ring.launches
+        known.used[place[~none]] = True
         thread, stack, enter = (
-            column[place].astype(np.int64) for column in (ring.thread, ring.stack, ring.enter)
+            column[place].astype(np.int64) for column in (known.thread, known.stack, known.enter)
         )
-        weight = ring.weight[place].astype(np.float64)
+        weight = known.weight[place].astype(np.float64)
         for column in (thread, stack, enter):
             column[none] = -1
         weight[none] = 0.0
@@ -233,15 +235,15 @@ class LaunchTable:
 
         To be called when the history begins a new generation, under its lock, with a view of the old tables.
         """
-        live = [(ring, ring.live()) for ring in self._rings.values()]
+        live = [(ring.launches, ring.live()) for ring in self._rings.values()]
         if not live:
             return
-        threads = np.unique(np.concatenate([ring.thread[at] for ring, at in live]))
-        stacks = np.unique(np.concatenate([ring.stack[at] for ring, at in live]))
+        threads = np.unique(np.concatenate([launches.thread[at] for launches, at in live]))
+        stacks = np.unique(np.concatenate([launches.stack[at] for launches, at in live]))
         thread_map, stack_map = carry_over(old, new, threads, stacks)
-        for ring, at in live:
-            ring.thread[at] = thread_map[ring.thread[at]]
-            ring.stack[at] = stack_map[ring.stack[at]]
+        for launches, at in live:
+            launches.thread[at] = thread_map[launches.thread[at]]
+            launches.stack[at] = stack_map[launches.stack[at]]
 
     def _room(self, process: Hashable, epoch: int, wanted: int) -> _Ring:
         """Return the ring of a process, grown for so many more launches as far as the bound allows."""

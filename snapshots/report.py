@@ -150,7 +150,12 @@ def _header(history: History, query: Query, tree: Tree) -> Iterator[str]:
         yield f"damaged   {history.damage}"
     for source in history.status.sources if history.status else []:
         yield f"source    {_source_line(source)}"
-    filters = [("pid", query.pids), ("thread", query.tids), ("CPU", query.cpus), ("GPU", query.gpus)]
+    filters: list[tuple[str, list[Any]]] = [
+        ("pid", query.pids),
+        ("thread", query.tids),
+        ("CPU", query.cpus),
+        ("GPU", query.gpus),
+    ]
     for name, values in filters:
         if values:
             yield f"only      {name} {', '.join(clean(str(value)) for value in values)}"

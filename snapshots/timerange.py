@@ -104,13 +104,12 @@ def _local(wall_ns: int) -> datetime:
 
 
 def duration_text(ns: int) -> str:
-    """Return a length of time in the unit that suits it, to three digits or so: 2.10 s, 312 ms, 4.2 µs."""
+    """Return a length of time in the unit that suits it, to three digits: 2.10 s, 312 ms, 45.0 µs, 7 ns."""
     for unit, size in (("s", 10**9), ("ms", 10**6), ("µs", 10**3)):
-        if ns >= 0.9995 * size or size == 10**3:
-            value = ns / size
-            digits = 0 if value >= 99.95 or not ns else 1 if value >= 9.995 else 2
-            return f"{value:.{digits}f} {unit}" if ns else "0 s"
-    return "0 s"
+        value = ns / size
+        if value >= 0.9995:
+            return f"{value:.{0 if value >= 99.95 else 1 if value >= 9.995 else 2}f} {unit}"
+    return f"{ns} ns" if ns else "0 s"
 
 
 def wall_text(history: History, mono_ns: int, *, date: bool = False) -> str:

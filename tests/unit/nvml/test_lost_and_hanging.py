@@ -44,7 +44,7 @@ def test_lost_before_it_was_read(mock: Any, reader: GpuReader, recorder: Any, wa
     assert "GPU 1 was lost before it could be read" in reader.status().reason
 
 
-@pytest.mark.parametrize("function", ["nvmlDeviceGetTemperatureV", "nvmlDeviceGetTotalEnergyConsumption"])
+@pytest.mark.parametrize("function", ["nvmlDeviceGetTemperatureV", "nvmlDeviceGetEnforcedPowerLimit"])
 def test_a_hanging_call_holds_up_nothing_else(
     mock: Any,
     reader: GpuReader,
@@ -57,18 +57,18 @@ def test_a_hanging_call_holds_up_nothing_else(
     monkeypatch.setattr(gpu_reader, "STUCK_S", 0.1)
     mock("gpus 2")
     reader.start()
-    wait_for(lambda: recorder.of("temp_c", UUID[0]) and recorder.of("energy_j", UUID[0]))
+    wait_for(lambda: recorder.of("temp_c", UUID[0]) and recorder.of("power_limit_w", UUID[0]))
     assert reader.status().state == "ok"
     mock(f"hang 0 {function} -1")
     status = wait_for(lambda: (s := reader.status()).state == "degraded" and s)
     assert re.search(rf"GPU 0 \(NVIDIA H200\) has not answered for \d+ s \({function[:20]}", status.reason)
-    seen = len(recorder.of("temp_c", UUID[1])), len(recorder.of("energy_j", UUID[1]))
+    seen = len(recorder.of("temp_c", UUID[1])), len(recorder.of("power_limit_w", UUID[1]))
     wait_for(lambda: len(recorder.of("temp_c", UUID[1])) > seen[0] + 5)
-    wait_for(lambda: len(recorder.of("energy_j", UUID[1])) > seen[1] + 2)
-    stalled = len(recorder.of("temp_c", UUID[0])), len(recorder.of("energy_j", UUID[0]))
+    wait_for(lambda: len(recorder.of("power_limit_w", UUID[1])) > seen[1] + 2)
+    stalled = len(recorder.of("temp_c", UUID[0])), len(recorder.of("power_limit_w", UUID[0]))
     mock("release")
     wait_for(lambda: len(recorder.of("temp_c", UUID[0])) > stalled[0] + 1)
-    wait_for(lambda: len(recorder.of("energy_j", UUID[0])) > stalled[1] + 1)
+    wait_for(lambda: len(recorder.of("power_limit_w", UUID[0])) > stalled[1] + 1)
     wait_for(lambda: reader.status().state == "ok")
 
 

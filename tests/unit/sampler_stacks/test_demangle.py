@@ -106,3 +106,26 @@ def test_the_guess_of_the_size_is_right_for_real_names() -> None:
     assert refused / len(names) < 0.002
     for name in names:
         assert 4 * expanded_size(name) >= len(cxxfilt.demangleb(name))
+
+
+def rust_bomb(levels: int) -> str:
+    """A tuple of two of a tuple of two ... by back references (the offset of the part before, in base 62)."""
+    name, before = "_RINvC1a1f", 0
+    for level in range(levels):
+        here = len(name) - 2
+        reference = f"B{base62(before - 1)}_"
+        name += f"T{reference}{reference}E" if level else "TmmE"
+        before = here
+    return name + "E"
+
+
+def base62(number: int) -> str:
+    digits = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+    return (digits[number // 62] if number >= 62 else "") + digits[number % 62]
+
+
+def test_rust_names_that_explode_or_cannot_be_read(capsys: pytest.CaptureFixture[str]) -> None:
+    assert display_name(rust_bomb(3).encode()) == "a::f<…>"
+    assert display_name(rust_bomb(30).encode()).startswith("_RINvC1a1f")
+    display_name(b"_RINvNtCs1_4core3ptr13drop_in_placeDG_INtNtNtCs1_4core3ops8function2FnpEp6OutputuEL_E")
+    assert capsys.readouterr() == ("", "")

@@ -1,0 +1,83 @@
+"""Questions about a range of a history: which tree answers them, and what it needs to know."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gpuprof.snapshots import fold, gpu_tree
+from gpuprof.snapshots.columns import Array
+from gpuprof.snapshots.errors import EXIT_USAGE, GpuprofError
+from gpuprof.snapshots.frames import Query, Tree
+from gpuprof.snapshots.gpu_tree import Devices, Gauge
+
+if TYPE_CHECKING:
+    from gpuprof.snapshots.history import History
+
+_TREES = {"cpu": "CPU samples", "gpu": "GPU time", "idle": "GPU idle time", "offcpu": "off-CPU time"}
+_CPU_HINT = "The tree of CPU samples is --tree cpu."
+
+
+def answer(history: History, query: Query) -> Tree:
+    """Return the folded tree of a range; rows are read under the lock of the history and folded outside it.
+
+    GpuprofError for a tree that is not known or not recorded, and for a filter that the tree does not have.
+    """
+    if query.tree not in _TREES:
+        raise GpuprofError(
+            f"there is no tree named “{query.tree[:32]}”", f"The trees are: {', '.join(_TREES)}.", EXIT_USAGE
+        )
+    if query.tree == "cpu":
+        _refuse("GPU", query.gpus, query)
+        return fold.cpu_tree(query, history.samples_between(query.start_ns, query.end_ns))
+    if query.tree == "gpu":
+        return _gpu(history, query)
+    raise GpuprofError(f"no {_TREES[query.tree]} was recorded here", _CPU_HINT)
+
+
+def _gpu(history: History, query: Query) -> Tree:
+    if not history.gpu_work.next:
+        raise GpuprofError(
+            "no GPU time was recorded here",
+            f"Start the workload with `gpuprof-tui run -- CMD`. {_CPU_HINT}",
+        )
+    _refuse("CPU", query.cpus, query)
+    with history.lock:
+        first_ns, last_ns = history.span
+        work = history.gpu_work_between(query.start_ns, query.end_ns)
+        observed = gauges_between(history, "gpu_observed", query.start_ns, query.end_ns)
+        facts = list(history.gpus.gpus) if history.gpus else []
+    low_ns, high_ns = max(query.start_ns, first_ns), min(query.end_ns, last_ns)
+    return gpu_tree.gpu_tree(query, work, Devices(facts, observed, low_ns, high_ns))
+
+
+def _refuse(what: str, values: list[int] | list[str], query: Query) -> None:
+    if values:
+        raise GpuprofError(
+            f"the tree of {_TREES[query.tree]} cannot be filtered by {what}",
+            f"Leave the {what} filter out.",
+            EXIT_USAGE,
+        )
+
+
+def gauges_between(history: History, metric: str, start_ns: int, end_ns: int) -> dict[str, Gauge]:
+    """Return the readings of a metric of devices that touch the range, by UUID: start, end (ns) and value."""
+    with history.lock:
+        defs = history.series_defs.values()
+        ids = {series.id: series.gpu for series in defs if series.metric == metric and series.gpu}
+        parts = [rows.columns for rows in history.readings.between(start_ns, end_ns)] if ids else []
+    wanted = np.array(list(ids), np.uint32)
+    found: dict[str, list[list[Array]]] = {}
+    for part in parts:
+        mine = np.flatnonzero(np.isin(part["series"], wanted))
+        series = part["series"][mine]
+        for number in np.unique(series).tolist():
+            rows = mine[series == number]
+            columns = [part[name][rows] for name in ("start_ns", "end_ns", "value")]
+            found.setdefault(ids[number], []).append(columns)
+    gauges: dict[str, Gauge] = {}
+    for uuid, pieces in found.items():
+        start, end, value = (np.concatenate(column) for column in zip(*pieces, strict=True))
+        gauges[uuid] = (start, end, value)
+    return gauges
