@@ -1,11 +1,12 @@
-"""Reads the shared-memory ring that the injection library writes in a profiled process; trusts nothing that is in it.
+"""Reads the shared-memory ring that the injection library writes in a profiled process; trusts nothing in it.
 
-Layout (bpf/inject/ring.h): a memfd named "gpuprof-ring", sealed against shrinking and growing; a header of 8192 bytes, then 2^17 slots of 64
-bytes. The process writes slots and advances `head`; this side reads up to `head` and advances `tail`. Holding a write lock on byte 0 through an
-open file description of its own is what tells the process to record; the kernel releases it however this process ends.
+Layout (bpf/inject/ring.h): a memfd named "gpuprof-ring", sealed against shrinking and growing; a header of
+8192 bytes, then 2^17 slots of 64 bytes. The process writes slots and advances `head`; this side reads up to
+`head` and advances `tail`. Holding a write lock on byte 0, through an open file description of its own, is
+what tells the process to record; the kernel releases it however this process ends.
 
-The process may write anything anywhere at any time: positions are checked before use, slots are copied before they are looked at, and every field
-is validated by whoever uses it.
+The process may write anything anywhere at any time: positions are checked before use, slots are copied
+before they are looked at, and every field is validated by whoever uses it.
 """
 
 from __future__ import annotations
@@ -48,21 +49,21 @@ KERNEL, MEMCPY, MEMSET, NAME_PART, CLOCK = 1, 2, 3, 4, 5
 
 WORK = np.dtype(
     [
-        ("kind", "u1"), ("flags", "u1"), ("device", "<u2"), ("epoch", "<u4"), ("start", "<u8"), ("end", "<u8"),
-        ("correlation", "<u4"), ("stream", "<u4"), ("context", "<u4"), ("name", "<u4"), ("bytes", "<u8"), ("graph", "<u4"),
-        ("reserved", "<u4", (3,)),
+        ("kind", "u1"), ("flags", "u1"), ("device", "<u2"), ("epoch", "<u4"), ("start", "<u8"),
+        ("end", "<u8"), ("correlation", "<u4"), ("stream", "<u4"), ("context", "<u4"), ("name", "<u4"),
+        ("bytes", "<u8"), ("graph", "<u4"), ("reserved", "<u4", (3,)),
     ]
 )  # fmt: skip
 NAMES = np.dtype(
     [
-        ("kind", "u1"), ("length", "u1"), ("reserved", "<u2"), ("epoch", "<u4"), ("id", "<u4"), ("offset", "<u4"),
-        ("total", "<u4"), ("text", "V44"),
+        ("kind", "u1"), ("length", "u1"), ("reserved", "<u2"), ("epoch", "<u4"), ("id", "<u4"),
+        ("offset", "<u4"), ("total", "<u4"), ("text", "V44"),
     ]
 )  # fmt: skip
 CLOCKS = np.dtype(
     [
-        ("kind", "u1"), ("flags", "u1"), ("reserved", "<u2"), ("epoch", "<u4"), ("cupti_ns", "<u8"), ("mono_ns", "<u8"),
-        ("width_ns", "<u8"), ("rest", "V32"),
+        ("kind", "u1"), ("flags", "u1"), ("reserved", "<u2"), ("epoch", "<u4"), ("cupti_ns", "<u8"),
+        ("mono_ns", "<u8"), ("width_ns", "<u8"), ("rest", "V32"),
     ]
 )  # fmt: skip
 
@@ -87,10 +88,10 @@ class RingFacts:
 
 
 class GpuRing:
-    """One ring, mapped. `slots()` returns what was written since the last call, as an array of WORK rows (a copy)."""
+    """One ring, mapped. `slots()` returns what was written since the last call, as WORK rows (a copy)."""
 
     def __init__(self, fd: int) -> None:
-        """Map the ring behind `fd` (an open file description of our own). GpuprofError when it is not a sound ring."""
+        """Map the ring behind `fd`, an open file description of our own. GpuprofError: not a sound ring."""
         self._fd = fd
         check_file(fd)
         self._map = mmap.mmap(fd, RING_BYTES, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
@@ -141,9 +142,10 @@ class GpuRing:
         ) = _FACTS.unpack_from(self._map, 0)
         raw = self._map[_UUIDS_AT : _UUIDS_AT + 16 * DEVICES]
         uuids = tuple(_uuid(raw[16 * i : 16 * i + 16]) for i in range(min(devices, DEVICES)))
+        known = STATES[state] if state < len(STATES) else "unknown"
         return RingFacts(
-            pid, epoch, STATES[state] if state < len(STATES) else "unknown", version, launches, records, dropped, cupti_dropped,
-            uuids, self._text(_MESSAGE_AT), self._text(_LIBRARY_AT),
+            pid, epoch, known, version, launches, records, dropped, cupti_dropped, uuids,
+            self._text(_MESSAGE_AT), self._text(_LIBRARY_AT),
         )  # fmt: skip
 
     def _text(self, at: int) -> str:
@@ -151,7 +153,7 @@ class GpuRing:
         return clean(raw) if raw else ""
 
     def slots(self, limit: int = SLOTS) -> NDArray[Any]:
-        """Return up to `limit` new slots, oldest first, as a copy of dtype WORK; the room they took is free again."""
+        """Return up to `limit` new slots, oldest first, as a copy (WORK); their room is free again."""
         head = int(self._words[_HEAD_AT // 8])
         waiting = (head - self._tail) & 0xFFFF_FFFF_FFFF_FFFF
         if waiting > SLOTS:  # no writer of ours does that: start afresh from where it says it is
@@ -178,7 +180,10 @@ class GpuRing:
 
 
 def check_file(fd: int) -> None:
-    """GpuprofError unless `fd` is a memfd of the right size that nobody can shrink (a shrunk mapping kills its reader by SIGBUS)."""
+    """GpuprofError unless `fd` is a memfd of the right size that nobody can shrink.
+
+    A mapping that is shrunk under its reader kills it by SIGBUS.
+    """
     try:
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
         size = os.fstat(fd).st_size

@@ -1,4 +1,4 @@
-"""Makes the README's pictures: opens the bundled recording in the real app, plays keys and mouse, and saves what is on the screen as SVG.
+"""Makes the README's pictures: opens the bundled recording in the real app, plays the mouse, saves SVG.
 
 usage: python tools/screenshots.py [FOLDER]          (make screenshots: into docs/)
 """

@@ -1,9 +1,9 @@
-"""A PyTorch training run whose DataLoader cannot keep up for part of the time: the workload of the bundled recording.
+"""A PyTorch training run whose DataLoader cannot keep up for part of the time: the workload of the recording.
 
 usage: python3 train_slow_loader.py SECONDS [WORKERS]
 
-Every ten seconds the input "shard" changes: for seven seconds a sample costs little and the GPU is busy; then, for three, each
-sample is decoded by a slow pure-Python routine, and the GPU waits.
+Every ten seconds the input "shard" changes: for seven seconds a sample costs little and the GPU is busy;
+then, for three, each sample is decoded by a slow pure-Python routine, and the GPU waits.
 """
 
 from __future__ import annotations
@@ -79,7 +79,9 @@ def build_model() -> nn.Module:
     )  # fmt: skip
 
 
-def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def train_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, images: torch.Tensor, labels: torch.Tensor
+) -> torch.Tensor:
     optimizer.zero_grad(set_to_none=True)
     with torch.autocast("cuda", dtype=torch.bfloat16):
         loss = nn.functional.cross_entropy(model(images), labels)
@@ -92,7 +94,7 @@ def main(seconds: float, workers: int) -> None:
     started = time.monotonic()
     model = build_model().cuda()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    loader = DataLoader(Images(started), batch_size=128, num_workers=workers, pin_memory=True, prefetch_factor=2)
+    loader = DataLoader(Images(started), batch_size=128, num_workers=workers, pin_memory=True)
     steps = 0
     for images, labels in loader:
         loss = train_step(model, optimizer, images.cuda(non_blocking=True), labels.cuda(non_blocking=True))

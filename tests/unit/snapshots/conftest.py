@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from gpuprof.snapshots import tree as trees
-from gpuprof.snapshots.frames import FrameKind, Hello, ProcessDef, Query, Tree
+from gpuprof.snapshots.frames import UNMATCHED_LAUNCH, FrameKind, Hello, ProcessDef, Query, Tree
 from gpuprof.snapshots.history import History
 
 FrameOf = tuple[str, str, str, int, FrameKind]  # name, file, binary, line, kind
@@ -68,6 +68,62 @@ class Planted:
             for depth in range(1, len(path) + 1):
                 found.setdefault(tuple(path[:depth]), [0, 0])[1] += 1
             found[tuple(path)][0] += 1
+        return {path: (own, total) for path, (own, total) in found.items()}
+
+
+@dataclass(frozen=True)
+class Work:
+    """One row of GPU work as a person would write it down; frames root first, the kernel or copy last."""
+
+    start_ns: int
+    end_ns: int
+    gpu: str
+    stream: int
+    pid: int
+    tid: int
+    frames: tuple[FrameOf, ...]
+
+
+@dataclass
+class PlantedWork(Planted):
+    """A history and the GPU work that was put into it."""
+
+    work: list[Work] = field(default_factory=list)
+
+    def run(self, *work: Work) -> None:
+        history = self.history
+        with history.lock:
+            tables = history.tables
+            columns: list[tuple[int, ...]] = []
+            for one in work:
+                thread = tables.thread(tables.process(self.process(one.pid)), one.tid, f"t{one.tid}")
+                ids = [
+                    tables.frame(tables.function(n, f, b, kind), line) for n, f, b, line, kind in one.frames
+                ]
+                gpu = tables.string(one.gpu)
+                columns.append((one.start_ns, one.end_ns, gpu, one.stream, thread, tables.stack(ids)))
+            names = ("start_ns", "end_ns", "gpu", "stream", "thread", "stack")
+            history.add_gpu_work(**dict(zip(names, zip(*columns, strict=True), strict=True)))
+        self.work += work
+
+    def brute(self, query: Query) -> dict[tuple[str, ...], tuple[float, float]]:
+        """Return self and total of the GPU tree by path, added up row by row."""
+        found: dict[tuple[str, ...], list[float]] = {("all",): [0, 0]}
+        for one in self.work:
+            touches = one.start_ns < query.end_ns and (
+                one.end_ns > query.start_ns or one.start_ns == one.end_ns == query.start_ns
+            )
+            filters = ((query.pids, one.pid), (query.tids, one.tid), (query.gpus, one.gpu))
+            if not touches or any(wanted and value not in wanted for wanted, value in filters):
+                continue
+            path = ["all", f"proc{one.pid} ({one.pid})"]
+            if query.by_thread:
+                path.append(f"t{one.tid} ({one.tid})")
+            path += ["|".join(map(str, frame)) for frame in one.frames]
+            weight = min(one.end_ns, query.end_ns) - max(one.start_ns, query.start_ns)
+            for depth in range(1, len(path) + 1):
+                found.setdefault(tuple(path[:depth]), [0, 0])[1] += weight
+            found[tuple(path)][0] += weight
         return {path: (own, total) for path, (own, total) in found.items()}
 
 
@@ -134,6 +190,64 @@ def random_rows() -> Callable[[int, int], list[Row]]:
             pid = rng.randrange(1, 5)
             time_ns = 10**12 + number * 1000 + rng.randrange(5000)
             rows.append(Row(time_ns, rng.randrange(4), pid, pid * 100 + rng.randrange(3), frames))
+        return rows
+
+    return make
+
+
+@pytest.fixture
+def planted_work(hello: Hello) -> PlantedWork:
+    return PlantedWork(History(hello))
+
+
+@pytest.fixture
+def work() -> Callable[..., Work]:
+    """Return a maker of GPU work: a stack is "outer inner > kernel", "> kernel" where no launch was seen; a
+    kernel whose name begins with "copy" is a copy.
+    """
+
+    def make(
+        start_ns: int,
+        end_ns: int,
+        stack: str,
+        *,
+        gpu: str = "G0",
+        stream: int = 7,
+        pid: int = 7,
+        tid: int = 7,
+    ) -> Work:
+        host, leaf = (part.split() for part in stack.split(">"))
+        frames = [(name, "a.py", "python3", 0, FrameKind.PYTHON) for name in host]
+        frames = frames or [(UNMATCHED_LAUNCH, "", "", 0, FrameKind.UNKNOWN)]
+        kind = FrameKind.GPU_COPY if leaf[0].startswith("copy") else FrameKind.GPU_KERNEL
+        return Work(start_ns, end_ns, gpu, stream, pid, tid, (*frames, (leaf[0], "", "", 0, kind)))
+
+    return make
+
+
+@pytest.fixture
+def random_work(work: Callable[..., Work]) -> Callable[[int, int], list[Work]]:
+    """Return a maker of `count` random rows of GPU work from `seed`: overlapping, some empty, some long."""
+
+    def make(seed: int, count: int) -> list[Work]:
+        rng = random.Random(seed)
+        rows = []
+        for number in range(count):
+            start = 10**12 + number * 700 + rng.randrange(2000)
+            length = rng.choice([0, rng.randrange(100), rng.randrange(3000), rng.randrange(3000), 40_000])
+            host = " ".join(f"f{rng.randrange(4)}" for _ in range(rng.randrange(4)))
+            pid = rng.randrange(1, 4)
+            rows.append(
+                work(
+                    start,
+                    start + length,
+                    f"{host} > {rng.choice(['gemm', 'add', 'copy'])}",
+                    gpu=rng.choice(["G0", "G1", ""]),
+                    stream=rng.choice([7, 13, 0xFFFF_FFFF]),
+                    pid=pid,
+                    tid=pid * 100 + rng.randrange(3),
+                )
+            )
         return rows
 
     return make
