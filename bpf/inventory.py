@@ -8,6 +8,13 @@ TAIL_CALLED = (
     "cpu_scan",
     "cpu_python",
 )  # in the order of their numbers in the map cpu_programs
+LAUNCH = "launch_probe"
+LAUNCH_TAIL_CALLED = (
+    "launch_native",
+    "launch_scan",
+    "launch_python",
+    "launch_end",
+)  # likewise in launch_programs
 TRACEPOINTS = {
     "on_fork": "sched_process_fork",
     "on_exec": "sched_process_exec",
@@ -24,4 +31,7 @@ MAPS = (
     "samples",
     "messages",
     "cpu_programs",  # empties itself when its last descriptor is closed
+    "launches",
+    "seen_stacks",
+    "launch_programs",
 )

@@ -42,11 +42,15 @@
 #define COUNTER_SCAN_FAILED 5
 #define COUNTER_PYTHON_WALKED_THREADS 6
 #define COUNTER_FRAME_POINTER 7
+#define COUNTER_LAUNCH_RING_FULL 8
+#define COUNTER_LAUNCH_CONFLICT 9
+#define COUNTER_LAUNCH_REPEATED 10
 
-#define FAMILY_CPU 0  // one sample of the CPU clock
+#define FAMILY_CPU 0     // one sample of the CPU clock
+#define FAMILY_LAUNCH 1  // one launch of GPU work; two more words follow the Python words, see records.py
 
 struct record_header {  // 72 bytes, then n_kernel + n_user + 2 * n_python words
-    u64 time_ns;  // CLOCK_MONOTONIC
+    u64 time_ns;  // CLOCK_MONOTONIC; launches: when the API call was entered
     u32 pid;
     u32 tid;
     u16 cpu;
@@ -61,7 +65,7 @@ struct record_header {  // 72 bytes, then n_kernel + n_user + 2 * n_python words
     char comm[16];
     u64 sp0;       // stack pointer of the innermost user frame
     u64 start_ns;  // when the process started, CLOCK_BOOTTIME
-    u64 extra;     // CPU samples: nanoseconds that the walk took
+    u64 extra;     // CPU samples: nanoseconds that the walk took; launches: correlation id | attach epoch << 32
 };
 
 struct control_message {

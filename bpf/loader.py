@@ -4,8 +4,8 @@ gpuprof.bpf.loader`.
 The only module that imports bcc, and a process of its own: LLVM needs some hundred megabytes that the sampler
 must not keep. It is given a descriptor of a SOCK_SEQPACKET socket (`--fd`) and the sizes of the maps
 (`--config`, JSON), sends one message and exits. The message is JSON: {"ok": true, "maps": {name: size},
-"programs": [name, ...]} with the descriptors of the maps and programs, in this order, attached by SCM_RIGHTS;
-or {"ok": false, "message", "hint", "exit_code"}.
+"programs": [name, ...], "launch_problem": text} with the descriptors of the maps and programs, in this order,
+attached by SCM_RIGHTS; the programs of launches are missing where `launch_problem` says why; or {"ok": false, "message", "hint", "exit_code"}.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ import resource
 import shutil
 import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from gpuprof.bpf import headers
 from gpuprof.bpf.btf import Btf, BtfError
-from gpuprof.bpf.inventory import MAPS, SAMPLING, TAIL_CALLED, TRACEPOINTS
+from gpuprof.bpf.inventory import LAUNCH, LAUNCH_TAIL_CALLED, MAPS, SAMPLING, TAIL_CALLED, TRACEPOINTS
 from gpuprof.snapshots.errors import EXIT_NO_PERMISSION, EXIT_UNAVAILABLE, GpuprofError
 
 SOURCE = "stacks.bpf.c"
@@ -37,6 +38,7 @@ _IMPOSTOR_HINT = "PyPI's bcc is an unrelated package: pip uninstall bcc, then ap
 _ROOT_HINT = "Run it as root, or with CAP_BPF, CAP_PERFMON and CAP_SYS_RESOURCE."
 _CAP_SYS_ADMIN, _CAP_PERFMON, _CAP_BPF = 21, 38, 39
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of the kernel, part of its ABI
+_BPF_PROG_TYPE_KPROBE = 2  # of uprobes, too
 _BPF_PROG_TYPE_RAW_TRACEPOINT = 17
 _BPF_PROG_TYPE_PERF_EVENT = 7
 
@@ -182,16 +184,20 @@ class Loader:
             ) from None
         _raise_locked_memory()
         program = self._compile(bcc, {**offsets, **self._config})
-        programs = [self._load(program, SAMPLING, _BPF_PROG_TYPE_PERF_EVENT)]
-        for index, name in enumerate(TAIL_CALLED):
-            fd = self._load(program, name, _BPF_PROG_TYPE_PERF_EVENT)
-            program["cpu_programs"][ctypes.c_int(index)] = ctypes.c_int(fd)
-            programs.append(fd)
-        programs += [self._load(program, name, _BPF_PROG_TYPE_RAW_TRACEPOINT) for name in TRACEPOINTS]
+        programs = self._load_family(program, SAMPLING, TAIL_CALLED, "cpu_programs", _BPF_PROG_TYPE_PERF_EVENT)
+        for name in TRACEPOINTS:
+            programs[name] = self._load(program, name, _BPF_PROG_TYPE_RAW_TRACEPOINT)
+        problem = ""
+        try:
+            programs |= self._load_family(
+                program, LAUNCH, LAUNCH_TAIL_CALLED, "launch_programs", _BPF_PROG_TYPE_KPROBE
+            )
+        except GpuprofError as error:
+            problem = error.message  # CPU samples do not need them
         maps = [int(program[name].map_fd) for name in MAPS]
         self._keep = program
-        message = {"ok": True, "maps": MAPS, "programs": [SAMPLING, *TAIL_CALLED, *TRACEPOINTS]}
-        return message, maps + programs
+        message = {"ok": True, "maps": MAPS, "programs": list(programs), "launch_problem": problem}
+        return message, maps + list(programs.values())
 
     def _compile(self, bcc: ModuleType, macros: dict[str, int]) -> Any:
         tree = headers.write_tree()
@@ -206,6 +212,16 @@ class Loader:
             raise self._failure("the BPF programs do not compile here", error) from None
         finally:
             shutil.rmtree(tree, ignore_errors=True)
+
+    def _load_family(
+        self, program: Any, first: str, tail_called: Sequence[str], table: str, kind: int
+    ) -> dict[str, int]:
+        """Load a program and those that it tail-calls through `table`; descriptors by name."""
+        programs = {first: self._load(program, first, kind)}
+        for index, name in enumerate(tail_called):
+            programs[name] = self._load(program, name, kind)
+            program[table][ctypes.c_int(index)] = ctypes.c_int(programs[name])
+        return programs
 
     def _load(self, program: Any, name: str, kind: int) -> int:
         try:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 // BPF maps and the scratch of one walk. The loader defines their sizes: MAPPINGS, PAGES, ROW_BLOCKS, RULES,
-// PYTHON_LAYOUTS, SAMPLE_RING_PAGES.
+// PYTHON_LAYOUTS, SAMPLE_RING_PAGES, LAUNCH_RING_PAGES.
 
 #define BPF_F_MMAPABLE_FLAG 1024
 #define RULE_CACHE 2048
@@ -41,15 +41,17 @@ struct walk {
     u32 take_second;  // no better candidate was found
     u32 found;  // where the scan found a return address
     u32 calls;
+    u32 weight;  // launches: how many this one stands for
     struct process_tables tables;
     u64 scan[64];
     u64 python[16];
     struct record record;
 };
 
+// `check` is tag ^ rule: an entry that was being written when this walk interrupted another does not match.
 struct cached_rule {
-    u64 tag;
-    struct unwind_rule rule;
+    u64 check;
+    u64 rule;
 };
 
 BPF_F_TABLE("array", int, struct unwind_mapping, unwind_mappings, MAPPINGS, BPF_F_MMAPABLE_FLAG);
@@ -75,6 +77,24 @@ BPF_RINGBUF_OUTPUT(messages, 16);
 // The CPU clock's family: its own scratch and its own programs, so that a walk of another family cannot meet it.
 BPF_PERCPU_ARRAY(cpu_walks, struct walk, 1);
 BPF_PROG_ARRAY(cpu_programs, 4);
+
+// The family of launches, likewise. Its walks run in the thread that launches, which may be preempted, so there is room
+// for two at once on a CPU.
+#define LAUNCH_WALKS 2
+BPF_PERCPU_ARRAY(launch_walks, struct walk, LAUNCH_WALKS);
+BPF_PROG_ARRAY(launch_programs, 4);
+BPF_RINGBUF_OUTPUT(launches, LAUNCH_RING_PAGES);  // of its own: a burst of launches must not cost CPU samples
+
+struct seen_key {
+    u64 hash;
+    u32 pid;
+    u32 pad;
+};
+struct seen_stack {
+    u64 start_ns;  // of the process
+    u64 sent_ns;   // when a record with its frames went out
+};
+BPF_TABLE("lru_hash", struct seen_key, struct seen_stack, seen_stacks, 16384);
 
 static __always_inline void count(int which) {
     int key = which;

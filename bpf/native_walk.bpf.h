@@ -197,11 +197,16 @@ static __always_inline int apply_rule(struct walk *w, struct unwind_rule *rule) 
     return STEP_NEXT;
 }
 
+union rule_bits {
+    struct unwind_rule rule;
+    u64 bits;
+};
+
 // From the frame in `w` to its caller's. Returns STEP_NEXT or why the walk ends here.
 static __always_inline int step(struct walk *w) {
     u64 pc = w->pc - (w->leaf ? 0 : 1);
     u32 serial = w->tables.serial;
-    struct unwind_rule rule = {};
+    union rule_bits rule = {};
     if (pc >> MAX_ADDRESS_BITS)
         return STOP_NO_MAPPING;
     u64 tag = pc | ((u64)serial << MAX_ADDRESS_BITS);
@@ -209,9 +214,8 @@ static __always_inline int step(struct walk *w) {
     struct cached_rule *cached = rule_cache.lookup(&slot);
     if (!cached)
         return STOP_INTERNAL;
-    if (cached->tag == tag) {
-        rule = cached->rule;
-    } else {
+    rule.bits = *(volatile u64 *)&cached->rule;
+    if ((*(volatile u64 *)&cached->check ^ rule.bits) != tag) {
         int index = w->mapping;
         struct unwind_mapping *m = unwind_mappings.lookup(&index);
         if (!m)
@@ -227,17 +231,18 @@ static __always_inline int step(struct walk *w) {
         }
         if (m->kind == MAPPING_FRAME_POINTER)
             return step_by_frame_pointer(w, 0);
+        rule.bits = 0;
         if (m->kind == MAPPING_TABLE) {
-            int failed = find_rule_in_table(w, m, pc, &rule);
+            int failed = find_rule_in_table(w, m, pc, &rule.rule);
             if (failed != STEP_NEXT)
                 return failed;
         }
-        cached->tag = tag;
-        cached->rule = rule;
+        *(volatile u64 *)&cached->check = tag ^ rule.bits;
+        *(volatile u64 *)&cached->rule = rule.bits;
     }
-    if (rule.cfa == CFA_NONE)
+    if (rule.rule.cfa == CFA_NONE)
         return step_by_frame_pointer(w, 1);
-    return apply_rule(w, &rule);
+    return apply_rule(w, &rule.rule);
 }
 
 // Up to FRAMES_PER_PROGRAM frames. Returns STEP_NEXT when there may be more.

@@ -2,8 +2,8 @@
 and counters.
 
 BPF memory, for n possible CPUs: unwind rows 8-64 MB by the machine's memory (4 bytes a row; a process with
-PyTorch and CUDA needs 20 MB), mappings 2.6 MB, pages and rules 0.5 MB each, hashes 3 MB, the ring 0.25-8 MB,
-and 42 KB for each CPU.
+PyTorch and CUDA needs 20 MB), mappings 2.6 MB, pages and rules 0.5 MB each, hashes 5 MB, the rings 4-12 MB,
+and 61 KB for each CPU.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import json
 import os
 import select
 import socket
+import struct
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from gpuprof.bpf import syscalls
-from gpuprof.bpf.inventory import SAMPLING, TRACEPOINTS
+from gpuprof.bpf.inventory import LAUNCH, SAMPLING, TRACEPOINTS
 from gpuprof.bpf.records import MESSAGE, Batch, ControlMessage, MessageReason, batch_of
 from gpuprof.bpf.ring import RingReader
 from gpuprof.snapshots.errors import EXIT_UNAVAILABLE, GpuprofError
@@ -37,9 +38,13 @@ COUNTERS = (
     "scan_failed",
     "thread_walks",
     "frame_pointer_steps",
+    "launch_ring_full",
+    "launch_conflicts",
+    "launch_repeats",
 )
 LOAD_TIMEOUT_S = 60.0
 _MESSAGE_RING_BYTES = 16 * 4096
+LAUNCH_RING_BYTES = 4 << 20  # 40,000 launches whose stacks were seen before
 _ROW_BLOCK_BYTES = 64
 
 
@@ -82,11 +87,18 @@ class StackPrograms:
     """
 
     def __init__(
-        self, maps: dict[str, int], programs: dict[str, int], sizes: TableSizes, ring_bytes: int
+        self,
+        maps: dict[str, int],
+        programs: dict[str, int],
+        sizes: TableSizes,
+        ring_bytes: int,
+        launch_problem: str = "",
     ) -> None:
         self.maps = maps
         self.programs = programs
         self.sizes = sizes
+        self.launch_problem = launch_problem  # why there are no programs for launches
+        self._launches = RingReader(maps["launches"], LAUNCH_RING_BYTES)
         self._ring = RingReader(maps["samples"], ring_bytes)
         self._messages = RingReader(maps["messages"], _MESSAGE_RING_BYTES)
         self._events: dict[int, int] = {}
@@ -106,11 +118,13 @@ class StackPrograms:
             "RULES": sizes.rules,
             "PYTHON_LAYOUTS": sizes.python_layouts,
             "SAMPLE_RING_PAGES": ring_bytes // 4096,
+            "LAUNCH_RING_PAGES": LAUNCH_RING_BYTES // 4096,
+            "HASH_SEED": int.from_bytes(os.urandom(7), "little"),  # nobody outside can aim at a hash
             "FRAMES_PER_PROGRAM": 32,
             "PYTHON_FRAMES_PER_PROGRAM": 128,
         }
-        maps, programs = run_loader(config)
-        return cls(maps, programs, sizes, ring_bytes)
+        maps, programs, launch_problem = run_loader(config)
+        return cls(maps, programs, sizes, ring_bytes, launch_problem)
 
     @property
     def message_fd(self) -> int:
@@ -174,6 +188,7 @@ class StackPrograms:
         self.stop()
         self._ring.close()
         self._messages.close()
+        self._launches.close()
         if self._stats is not None:
             os.close(self._stats)
             self._stats = None
@@ -186,6 +201,30 @@ class StackPrograms:
         """All stack records that are ready."""
         words, starts = self._ring.read()
         return batch_of(words, starts)
+
+    def read_launches(self) -> Batch:
+        """All records of launches that are ready; see records.py for what follows their Python words."""
+        words, starts = self._launches.read()
+        return batch_of(words, starts)
+
+    def open_launch_probe(self, pid: int, path: str, offset: int) -> int:
+        """Run the launch program whenever process `pid` executes the instruction at a file offset; the
+        returned descriptor ends it when closed.
+
+        GpuprofError without the program, or when the kernel refuses.
+        """
+        program = self.programs.get(LAUNCH)
+        if program is None:
+            raise GpuprofError(self.launch_problem or "the programs were closed", "", EXIT_UNAVAILABLE)
+        try:
+            return syscalls.open_uprobe(pid, path, offset, program)
+        except OSError as error:
+            raise GpuprofError(f"no uprobe: {error.strerror or error}", "", EXIT_UNAVAILABLE) from None
+
+    def resend_stack(self, pid: int, stack_hash: int) -> None:
+        """Have the frames of a stack sent again with its next launch."""
+        with contextlib.suppress(OSError):
+            syscalls.map_delete(self.maps["seen_stacks"], struct.pack("<QII", stack_hash, pid, 0))
 
     def messages(self) -> list[ControlMessage]:
         """All control messages that are ready, oldest first."""
@@ -208,7 +247,11 @@ class StackPrograms:
         """Time spent in all these programs since start(), as the kernel counts it; None where it does not."""
         if self._stats is None:
             return None
-        return sum(syscalls.program_run_time(self.programs[name])[0] for name in (SAMPLING, *TRACEPOINTS))
+        return sum(
+            syscalls.program_run_time(self.programs[name])[0]
+            for name in (SAMPLING, *TRACEPOINTS, LAUNCH)
+            if name in self.programs
+        )
 
     def runs(self) -> int:
         """How often the sampling program ran since start(); 0 where the kernel does not count."""
@@ -218,8 +261,10 @@ class StackPrograms:
 _CPU_IS_GONE = {errno.ENXIO, errno.ENODEV, errno.EINVAL}  # it went offline between the list and the call
 
 
-def run_loader(config: dict[str, int]) -> tuple[dict[str, int], dict[str, int]]:
-    """Run the loader process; (maps, programs) by name with descriptors of ours. Raises GpuprofError."""
+def run_loader(config: dict[str, int]) -> tuple[dict[str, int], dict[str, int], str]:
+    """Run the loader process; (maps, programs) by name with descriptors of ours, and why there are no programs
+    for launches. Raises GpuprofError.
+    """
     body, descriptors, status = _ask_loader(config)
     message: dict[str, Any] = json.loads(body) if body else {"ok": False}
     names = [*message.get("maps", []), *message.get("programs", [])]
@@ -232,7 +277,8 @@ def run_loader(config: dict[str, int]) -> tuple[dict[str, int], dict[str, int]]:
         os.set_inheritable(fd, False)
     by_name = dict(zip(names, descriptors, strict=True))
     maps = {name: by_name[name] for name in message["maps"]}
-    return maps, {name: by_name[name] for name in message["programs"]}
+    programs = {name: by_name[name] for name in message["programs"]}
+    return maps, programs, str(message.get("launch_problem", ""))
 
 
 def _ask_loader(config: dict[str, int]) -> tuple[bytes, list[int], int | None]:

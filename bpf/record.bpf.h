@@ -33,12 +33,10 @@ static __always_inline void send_message_sometimes(u32 pid, u32 reason, u64 addr
 }
 
 // Takes the scratch; 0 when another walk on this CPU holds it.
-static __always_inline int walk_begin(struct walk *w, u32 family) {
+static __always_inline int walk_begin(struct walk *w, u32 family, u64 stale_ns) {
     u64 now = bpf_ktime_get_ns();
-    if (w->owner_ns && now - w->owner_ns < WALK_STALE_NS) {
-        count(COUNTER_CONFLICT);
+    if (w->owner_ns && now - w->owner_ns < stale_ns)
         return 0;
-    }
     w->owner_ns = now;
     struct record_header *h = &w->record.header;
     u64 id = bpf_get_current_pid_tgid();

@@ -13,6 +13,10 @@ n_user user words and n_python pairs of words, innermost frame first.
   which has no code: the low 48 bits are then its own address, which lies on the C stack inside the native
   frame that entered the interpreter. Word 1 has the instruction offset in its low 32 bits (signed; code units
   from the first bytecode, up to 3.10 f_lasti) and co_firstlineno in the 24 bits above.
+- A launch (family 1) has two more words: the hash of all the words before, with what the header says of them,
+  and the weight. Where the frames of that hash went out a few seconds ago for the same process, they are left
+  out: n_user is 0, which it never is otherwise. `time_ns` is when the API call was entered, `extra` the
+  correlation id, with the attach epoch in its high 32 bits.
 """
 
 from __future__ import annotations
@@ -45,6 +49,7 @@ HEADER = np.dtype(
     ]
 )
 MESSAGE = struct.Struct("<IIQ")
+FAMILY_CPU, FAMILY_LAUNCH = 0, 1
 
 
 class StopReason(IntEnum):
@@ -137,7 +142,7 @@ class Batch:
     start_ns: NDArray[
         np.uint64
     ]  # process start, CLOCK_BOOTTIME ns (/proc/PID/stat has the same in 10 ms ticks)
-    extra: NDArray[np.uint64]  # CPU samples: nanoseconds that the walk took
+    extra: NDArray[np.uint64]  # CPU samples: nanoseconds that the walk took; launches: see above
     first: NDArray[np.int64]
     words: NDArray[np.uint64]
 

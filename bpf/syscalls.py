@@ -31,6 +31,7 @@ _PERF_ATTR_BYTES = 112  # PERF_ATTR_SIZE_VER5
 _PERF_FLAG_DISABLED = 1 << 0
 _PERF_FLAG_EXCLUDE_IDLE = 1 << 7
 _PERF_FLAG_FD_CLOEXEC = 8
+_UPROBE_TYPE = "/sys/bus/event_source/devices/uprobe/type"
 _PERF_EVENT_IOC_ENABLE = 0x2400
 _PERF_EVENT_IOC_SET_BPF = 0x40042408
 
@@ -160,6 +161,32 @@ def open_cpu_clock(cpu: int, hz: int, program: int) -> int:
         ctypes.c_ulong(_PERF_FLAG_FD_CLOEXEC),
     )  # fmt: skip
     fd = _check(result, f"perf event on CPU {cpu}")
+    try:
+        fcntl.ioctl(fd, _PERF_EVENT_IOC_SET_BPF, program)
+        fcntl.ioctl(fd, _PERF_EVENT_IOC_ENABLE, 0)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def open_uprobe(pid: int, path: str, offset: int, program: int) -> int:
+    """Run a program whenever a thread of process `pid` executes the instruction at `offset` of the file.
+
+    The kernel resolves `path` once, here. Ends when the returned descriptor is closed. perf_event_open(2):
+    config1 is a pointer to the path, config2 the offset, of the PMU whose type sysfs gives.
+    """
+    with open(_UPROBE_TYPE, encoding="ascii") as file:
+        kind = int(file.read())
+    name = ctypes.create_string_buffer(os.fsencode(path))
+    fields = (kind, _PERF_ATTR_BYTES, 0, 0, 0, 0, 0, 0, 0, ctypes.addressof(name), offset)
+    attr = struct.pack("<IIQQQQQIIQQ", *fields).ljust(_PERF_ATTR_BYTES, b"\0")
+    buffer = ctypes.create_string_buffer(attr, len(attr))
+    result = _libc.syscall(
+        ctypes.c_long(_NR_PERF_EVENT_OPEN), buffer, ctypes.c_int(pid), ctypes.c_int(-1), ctypes.c_int(-1),
+        ctypes.c_ulong(_PERF_FLAG_FD_CLOEXEC),
+    )  # fmt: skip
+    fd = _check(result, f"uprobe on {path}")
     try:
         fcntl.ioctl(fd, _PERF_EVENT_IOC_SET_BPF, program)
         fcntl.ioctl(fd, _PERF_EVENT_IOC_ENABLE, 0)

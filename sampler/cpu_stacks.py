@@ -12,8 +12,9 @@ import traceback
 from collections import deque
 
 from gpuprof.bpf.programs import StackPrograms
-from gpuprof.bpf.records import Batch
+from gpuprof.bpf.records import FAMILY_LAUNCH, Batch
 from gpuprof.sampler.frame_ids import FrameIds
+from gpuprof.sampler.launch_stacks import Launches, LaunchQueue, LaunchStacks, ThreadIds
 from gpuprof.sampler.process_follower import ProcessFollower
 from gpuprof.sampler.stack_resolver import ResolvedBatch, StackResolver
 from gpuprof.sampler.symbol_store import SymbolStore
@@ -46,7 +47,11 @@ class CpuStacks:
         self._tables = UnwindTables(programs)
         self._follower = ProcessFollower(self._tables, self._ids, self._symbols)
         self._resolver = StackResolver(self._ids, self._follower)
-        self._table_threads_generation = -1
+        self._threads = ThreadIds(self._follower)
+        self._launch_stacks = LaunchStacks(programs, self._follower, self._resolver)
+        self._launches = LaunchQueue()
+        self._lost_launches = self._kernel_lost_launches = 0
+        self._to_follow: deque[int] = deque()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._state, self._reason, self._hint = "starting", "", ""
@@ -86,6 +91,34 @@ class CpuStacks:
             invalid=self._failures, truncated=self._truncated, samples=self._samples,
         )  # fmt: skip
 
+    # ------------------------------------------------------------------- launches, for the source of GPU work
+
+    def follow(self, pid: int) -> None:
+        """Have the tables of a process ready before its next launch. From any thread."""
+        self._to_follow.append(pid)
+
+    def injected_pids(self) -> set[int]:
+        """Processes that were seen to map the injection library. From any thread."""
+        return {process.pid for process in self._follower.all() if process.injected}
+
+    def open_launch_probe(self, pid: int, path: str, offset: int) -> int:
+        """StackPrograms.open_launch_probe, from any thread."""
+        with self._programs_lock:
+            return self._programs.open_launch_probe(pid, path, offset)
+
+    def take_launches(self) -> list[Launches]:
+        """What launches there were since the last call, oldest first. From any thread."""
+        return self._launches.take()
+
+    def launch_losses(self) -> tuple[int, int]:
+        """(launches that were lost, launches whose stack is not complete or not known), so far."""
+        with self._programs_lock:
+            if self._programs.maps:
+                counters = self._programs.counters()
+                self._kernel_lost_launches = counters["launch_ring_full"] + counters["launch_conflicts"]
+        lost = self._kernel_lost_launches + self._lost_launches + self._launches.lost + self._launch_stacks.invalid
+        return lost, self._launch_stacks.truncated + self._launch_stacks.unknown
+
     def run_ns(self) -> int | None:
         """Time inside the BPF programs so far, where the kernel counts it."""
         with self._programs_lock:
@@ -122,6 +155,8 @@ class CpuStacks:
                 self._follower.handle(self._programs.messages(), self._drain)
 
     def _tick(self) -> None:
+        while self._to_follow:
+            self._follower.want(self._to_follow.popleft())
         # Messages first: what they publish is needed to name the samples that came with them.
         self._drain()
         self._follower.handle(self._programs.messages(), self._drain)
@@ -143,13 +178,17 @@ class CpuStacks:
         if now_ns - self._drained_ns >= DRAIN_NS:
             self._drained_ns = now_ns
             batch = self._programs.read()
-            if len(batch):
-                self._pending.append(batch)
-                self._pending_words += len(batch.words)
+            for part in (batch, self._programs.read_launches()):
+                if len(part):
+                    self._pending.append(part)
+                    self._pending_words += len(part.words)
             while self._pending_words > MAX_PENDING_WORDS:
                 dropped = self._pending.popleft()
                 self._pending_words -= len(dropped.words)
-                self._dropped += len(dropped)
+                if dropped.family[0] == FAMILY_LAUNCH:
+                    self._lost_launches += len(dropped)
+                else:
+                    self._dropped += len(dropped)
 
     def _consume_safely(self, batch: Batch) -> None:
         try:
@@ -161,8 +200,11 @@ class CpuStacks:
             self._failures += len(batch)
 
     def consume(self, batch: Batch) -> None:
-        """Name the stacks of a batch and add them to the history."""
+        """Name the stacks of a batch and add them to the history; launches wait to be taken."""
         if not len(batch):
+            return
+        if batch.family[0] == FAMILY_LAUNCH:
+            self._consume_launches(batch)
             return
         resolved = self._resolver.resolve(batch)
         with self._history.lock:
@@ -176,6 +218,13 @@ class CpuStacks:
             self._history.add_samples(batch.time_ns, batch.cpu, threads, stacks)
         self._samples += len(batch)
         self._truncated += resolved.truncated
+
+    def _consume_launches(self, batch: Batch) -> None:
+        with self._history.lock:
+            if self._history.tables.full:
+                self._roll()
+            found = self._launch_stacks.consume(batch, self._history.tables, self._ids, self._threads)
+        self._launches.put(found)
 
     def _roll(self) -> None:
         """Begin a new generation, with new frame ids: the old ones may never come again."""
@@ -194,21 +243,13 @@ class CpuStacks:
         return ids
 
     def _intern_threads(self, tables: Tables, batch: Batch, resolved: ResolvedBatch) -> list[int]:
-        if self._table_threads_generation != tables.generation:
-            self._table_threads_generation = tables.generation
-            for process in self._follower.all():
-                process.table_threads.clear()
-        ids = []
-        for process, tid, comm in zip(
-            resolved.processes, batch.tid.tolist(), batch.comm.tolist(), strict=True
-        ):
-            thread = process.table_threads.get((tid, comm))
-            if thread is None:
-                name = comm.decode("utf-8", "backslashreplace")
-                process_id = tables.process(process.definition)
-                thread = process.table_threads[tid, comm] = tables.thread(process_id, tid, name)
-            ids.append(thread)
-        return ids
+        get = self._threads.get
+        return [
+            get(tables, process, tid, comm)
+            for process, tid, comm in zip(
+                resolved.processes, batch.tid.tolist(), batch.comm.tolist(), strict=True
+            )
+        ]
 
 
 def _optional(text: str | None) -> list[str]:

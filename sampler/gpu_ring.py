@@ -170,6 +170,10 @@ class GpuRing:
         self._words[_TAIL_AT // 8] = self._tail
         return part
 
+    def release_pages(self) -> None:
+        """Unmap what was read, so that it does not count as this process's memory; it stays in the ring."""
+        self._map.madvise(mmap.MADV_DONTNEED)
+
     def close(self) -> None:
         """Unmap, and release the lock: the process detaches at its next launch."""
         if self._fd >= 0:

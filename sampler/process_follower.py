@@ -83,6 +83,10 @@ class ProcessFollower:
                 self._publish(pid)
                 between()
 
+    def want(self, pid: int) -> None:
+        """Have a process published, or looked at again, soon."""
+        self._plan(pid, time.monotonic_ns())
+
     def _plan(self, pid: int, due_ns: int) -> None:
         """Have a process looked at, at that time or earlier."""
         self._due[pid] = min(self._due.get(pid, due_ns), due_ns)

@@ -20,6 +20,7 @@ from gpuprof.sampler.symbol_store import SymbolStore
 from gpuprof.snapshots.frames import FrameKind, ProcessDef
 
 JIT_BINARY = "[jit]"
+INJECTION_LIBRARY = "libgpuprof_inject.so"
 SHIM = -1  # a shim frame: ends a group, is no frame itself
 NO_FRAME = -2  # a frame that is not there yet: its code object is not one
 NO_FRAME_ENTRY = -3  # the same, at the end of a group
@@ -39,6 +40,7 @@ class ProcessStacks:
         self.mappings: Sequence[Mapping] = ()
         self.python: PythonLayout | None = None
         self.unsupported_python: str | None = None
+        self.injected = False  # it maps the injection library
         self.last_seen_ns = 0
         self.gone_ns: int | None = None
         self.replaced = False  # by another program in the same process (exec)
@@ -68,6 +70,7 @@ class ProcessStacks:
         """Take the executable mappings and the interpreter as they are now."""
         if list(mappings) != list(self.mappings):
             self.mappings = mappings
+            self.injected = any(mapping.name == INJECTION_LIBRARY for mapping in mappings)
             self._starts = [mapping.start for mapping in mappings]
             self._biases = {}
             self.native.clear()

@@ -6,7 +6,8 @@ it (of the first row: to 0), zigzag-coded, and `end_ns` its duration, both modul
 more by stack (stable), since work that was launched from one place has nearly equal gaps and durations. The
 two are stored as running sums, because every column of a chunk is stored as differences of neighbours.
 
-Measured on real PyTorch traces of a V100 and an A100, resampled to one minute: 15 and 23 bits a row in all.
+Measured on real PyTorch traces of a V100 and an A100, resampled to a minute of 10,000 rows a second: 16 and
+24 bits a row in all.
 """
 
 from __future__ import annotations

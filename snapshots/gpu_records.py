@@ -21,7 +21,9 @@ from gpuprof.snapshots.tables import Tables
 
 DEFAULT_HOLD_NS = 2 * 10**9
 DEFAULT_MAX_HELD = 1 << 16
-REQUIRED = ("correlation", "start_ns", "end_ns")
+_MEMO_BITS = 15
+_NO_KEY = np.uint64((1 << 64) - 1)
+_SPREAD = np.uint64(0x9E37_79B9_7F4A_7C15)  # 2^64 / golden ratio
 
 
 def valid(
@@ -126,16 +128,34 @@ def unmatched_stack(tables: Tables) -> int:
     return tables.stack([tables.frame(tables.function(UNMATCHED_LAUNCH, "", "", FrameKind.UNKNOWN))])
 
 
-def with_leaves(tables: Tables, stack: ArrayLike, leaf: ArrayLike) -> Array:
-    """Return for each pair of a stack and a frame id the stack with that frame as its leaf (u32).
-
-    A stack of -1 (no launch) stands for `unmatched_stack`. IndexError for ids that are not defined.
+class LeafStacks:
+    """Stacks with a kernel or copy as their leaf frame, in one generation of tables; pairs that were seen
+    lately are remembered, since the same come again and again. The history's lock is held around `of`.
     """
-    below = np.asarray(stack, np.int64)
-    if len(below) and below.min() < 0:
-        below = np.where(below < 0, unmatched_stack(tables), below)
-    keys = (below.astype(np.uint64) << np.uint64(32)) | np.asarray(leaf, np.uint64)
-    pairs, inverse = np.unique(keys, return_inverse=True)
-    nodes = [tables.child(pair >> 32, pair & 0xFFFF_FFFF) for pair in pairs.tolist()]
-    found: Array = np.array(nodes, np.uint32)[inverse.reshape(-1)]
-    return found
+
+    def __init__(self, tables: Tables) -> None:
+        self.tables = tables
+        self._keys = np.full(1 << _MEMO_BITS, _NO_KEY, np.uint64)
+        self._nodes = np.zeros(1 << _MEMO_BITS, np.uint32)
+
+    def of(self, stack: ArrayLike, leaf: ArrayLike) -> Array:
+        """Return for each pair of a stack and a frame id the stack with that frame as its leaf (u32).
+
+        A stack of -1 (no launch) stands for `unmatched_stack`. IndexError for ids that are not defined.
+        """
+        below = np.asarray(stack, np.int64)
+        if len(below) and below.min() < 0:
+            below = np.where(below < 0, unmatched_stack(self.tables), below)
+        keys = (below.astype(np.uint64) << np.uint64(32)) | np.asarray(leaf, np.uint64)
+        place = (keys * _SPREAD) >> np.uint64(64 - _MEMO_BITS)
+        nodes: Array = self._nodes[place]
+        missing = np.flatnonzero(self._keys[place] != keys)
+        if len(missing):
+            pairs, inverse = np.unique(keys[missing], return_inverse=True)
+            child = self.tables.child
+            found = np.array([child(pair >> 32, pair & 0xFFFF_FFFF) for pair in pairs.tolist()], np.uint32)
+            nodes[missing] = found[inverse.reshape(-1)]
+            at = (pairs * _SPREAD) >> np.uint64(64 - _MEMO_BITS)
+            _, first = np.unique(at, return_index=True)  # of several pairs that share a place, one is kept
+            self._keys[at[first]], self._nodes[at[first]] = pairs[first], found[first]
+        return nodes

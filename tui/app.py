@@ -23,7 +23,7 @@ from gpuprof.snapshots.names import clean
 from gpuprof.tui.control_client import ControlClient, SamplerEvent
 from gpuprof.tui.palette import choose
 from gpuprof.tui.recordings import bundled_recording, open_file
-from gpuprof.tui.saving import Saved, create_here, save_range, snapshot_name
+from gpuprof.tui.saving import Saved, create_here, save_frames, snapshot_name
 from gpuprof.tui.screens.main import MainScreen
 from gpuprof.tui.session import Session
 from gpuprof.tui.terminal import SafeDriver
@@ -225,9 +225,6 @@ class GpuprofApp(App[None]):
         model = session.model
         if model.hello is None:
             raise GpuprofError("There is nothing to save yet.")
-        source = session.transport.sibling()
-        if source is None:
-            raise GpuprofError("This connection can show, but not save.", "Use `gpuprof-tui record -o FILE`.")
         start_ns, end_ns = session.feed.pinned or session.file_span or self._history_span()
         what = "the pinned range" if session.feed.pinned else "the whole history"
         self.tell(f"Saving {what}…")
@@ -235,7 +232,7 @@ class GpuprofApp(App[None]):
             fd, path = await self._control.save_descriptor()
         else:
             fd, path = create_here(snapshot_name(clean(model.hello.host, 64), time.time()))
-        return await save_range(source, start_ns, end_ns, fd, path)
+        return await save_frames(session.link.fetch(start_ns, end_ns), fd, path)
 
     def _history_span(self) -> tuple[int, int]:
         model = self.session.model

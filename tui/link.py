@@ -9,13 +9,16 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from gpuprof.snapshots.errors import GpuprofError
-from gpuprof.snapshots.frames import Failure, Fetched, Frame, Subscribe, Tree
+from gpuprof.snapshots.frames import Failure, Fetch, Fetched, Frame, Hello, Subscribe, Tree
 from gpuprof.tui.model import Model
 from gpuprof.tui.transports import Transport
 
 FIRST_RETRY_S = 0.5
 LONGEST_RETRY_S = 5.0
 FRAMES_PER_TURN = 32  # frames applied before other tasks (keys, redraws) get a turn
+FETCH_IDS_FROM = 1 << 30  # queries are numbered from 1
+FETCH_QUEUE = 32
+FETCH_SILENCE_S = 30.0
 HISTORY_AT_START_NS = 15 * 60 * 10**9
 
 
@@ -26,6 +29,21 @@ class LinkState:
     state: str
     message: str = ""
     hint: str = ""
+
+
+class _Fetch:
+    """A fetch under way: its frames come in one piece, from a hello to `fetched`, on the same stream as
+    all others."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.started = False
+        self.abandoned = False
+        self.queue: asyncio.Queue[Frame | GpuprofError | None] = asyncio.Queue(FETCH_QUEUE)
+
+    async def put(self, item: Frame | GpuprofError | None) -> None:
+        if not self.abandoned:
+            await self.queue.put(item)
 
 
 class Link:
@@ -44,6 +62,8 @@ class Link:
         self._on_answer = on_answer
         self._on_state = on_state
         self._closing = False
+        self._fetch: _Fetch | None = None
+        self._fetches = 0
         self.explanation = ""  # what someone else (the parent process) said about the sampler's end
 
     async def run(self) -> None:
@@ -62,6 +82,9 @@ class Link:
                 reason = error
             except OSError as error:
                 reason = GpuprofError(f"The connection failed: {error.strerror or error}.")
+            if self._fetch is not None:
+                await self._fetch.put(GpuprofError("The sampler went away before the snapshot was complete."))
+                self._fetch = None
             if self._closing:
                 return
             if not self.transport.live:
@@ -85,7 +108,8 @@ class Link:
                 self.explanation = ""
                 self._set(LinkState("open"))
                 yield True
-            self._take(frame)
+            if self._fetch is None or not await self._fetched(self._fetch, frame):
+                self._take(frame)
             turn += 1
             if turn % FRAMES_PER_TURN == 0:
                 await asyncio.sleep(0)
@@ -95,6 +119,51 @@ class Link:
             self._on_answer(frame)
         elif not isinstance(frame, Fetched):
             self.model.apply(frame)
+
+    async def _fetched(self, fetch: _Fetch, frame: Frame) -> bool:
+        """Whether the frame belongs to the fetch; it is then passed on, at the pace of whoever takes it."""
+        if isinstance(frame, Tree):
+            return False
+        if isinstance(frame, (Failure, Fetched)):
+            if frame.id != fetch.number:
+                return False
+            self._fetch = None
+            await fetch.put(GpuprofError(frame.message, frame.hint) if isinstance(frame, Failure) else None)
+            return True
+        fetch.started = fetch.started or isinstance(frame, Hello)
+        if fetch.started:
+            await fetch.put(frame)
+        return fetch.started
+
+    async def fetch(self, start_ns: int, end_ns: int) -> AsyncIterator[Frame]:
+        """The frames of [start_ns, end_ns), a hello first. Live frames wait meanwhile, and are not lost.
+
+        GpuprofError when there is no connection, it ends, or the other side refuses. One at a time.
+        """
+        if self._fetch is not None:
+            raise GpuprofError("A snapshot is being fetched already.")
+        self._fetches += 1
+        fetch = self._fetch = _Fetch(FETCH_IDS_FROM + self._fetches)
+        try:
+            if not await self.send(Fetch(fetch.number, start_ns, end_ns)):
+                self._fetch = None
+                raise GpuprofError("There is no connection to fetch the snapshot through.")
+            while True:
+                try:
+                    item = await asyncio.wait_for(fetch.queue.get(), FETCH_SILENCE_S)
+                except asyncio.TimeoutError as error:
+                    raise GpuprofError(
+                        "The sampler stopped sending before the snapshot was complete."
+                    ) from error
+                if item is None:
+                    return
+                if isinstance(item, GpuprofError):
+                    raise item
+                yield item
+        finally:
+            fetch.abandoned = True  # what still comes of it is dropped
+            while not fetch.queue.empty():
+                fetch.queue.get_nowait()
 
     async def send(self, frame: Frame) -> bool:
         """Send a request; False when there is no connection (the reader will notice and reconnect)."""

@@ -1,5 +1,5 @@
-"""Writes a snapshot file from a running screen: fetch a range through a second stream, compress in a worker
-thread."""
+"""Writes a snapshot file from a running screen: its name, its place, and the frames that were fetched for
+it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import contextlib
 import os
 import re
 import time
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from gpuprof.snapshots.errors import FileError, GpuprofError
-from gpuprof.snapshots.frames import Failure, Fetch, Fetched, Frame, Hello, Readings, Samples
-from gpuprof.tui.transports import Transport
+from gpuprof.snapshots.frames import Frame, Hello, Readings, Samples
 
 BATCH_FRAMES = 64
-SILENCE_S = 30.0  # a fetch that says nothing for so long has failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,52 +45,37 @@ def create_here(name: str) -> tuple[int, str]:
     raise FileExistsError(f"{name} and 99 more exist")
 
 
-async def save_range(
-    source: Transport,
-    start_ns: int,
-    end_ns: int,
-    fd: int,
-    path: str,
-) -> Saved:
-    """Fetch [start_ns, end_ns) from `source` (not open yet) and write it to `fd`, which is closed here.
+async def save_frames(frames: AsyncIterator[Frame], fd: int, path: str) -> Saved:
+    """Write `frames`, a hello first, to `fd`, which is closed here; compression runs in a worker thread.
 
     Raises GpuprofError; a part that was written stays readable.
     """
     from gpuprof.snapshots.file import SnapshotWriter
 
-    counts = {"samples": 0, "readings": 0}
+    samples = readings = 0
     writer: SnapshotWriter | None = None
     batch: list[Frame] = []
     try:
-        await source.open()
-        await source.send(Fetch(1, start_ns, end_ns))
-        stream = source.frames().__aiter__()
-        while True:
-            try:
-                frame = await asyncio.wait_for(stream.__anext__(), SILENCE_S)
-            except (StopAsyncIteration, asyncio.TimeoutError) as error:
-                raise GpuprofError("The sampler stopped sending before the snapshot was complete.") from error
-            if isinstance(frame, Failure):
-                raise GpuprofError(frame.message, frame.hint)
-            if isinstance(frame, Fetched):
-                break
-            if isinstance(frame, Hello):
-                writer = writer or await asyncio.to_thread(SnapshotWriter, fd, frame)
+        async for frame in frames:
+            if writer is None:
+                if not isinstance(frame, Hello):
+                    raise GpuprofError("The sampler sent no hello.")
+                writer = await asyncio.to_thread(SnapshotWriter, fd, frame)
                 continue
             batch.append(frame)
             if isinstance(frame, Samples):
-                counts["samples"] += len(frame.time_ns)
+                samples += len(frame.time_ns)
             elif isinstance(frame, Readings):
-                counts["readings"] += len(frame.value)
-            if writer is not None and len(batch) >= BATCH_FRAMES:
+                readings += len(frame.value)
+            if len(batch) >= BATCH_FRAMES:
                 await asyncio.to_thread(writer.write, batch)
                 batch = []
         if writer is None:
-            raise GpuprofError("The sampler sent no hello.")
+            raise GpuprofError("The sampler sent nothing.")
         await asyncio.to_thread(writer.write, batch)
         await asyncio.to_thread(writer.close)
         writer = None
-        return Saved(path, os.fstat(fd).st_size, counts["samples"], counts["readings"])
+        return Saved(path, os.fstat(fd).st_size, samples, readings)
     except OSError as error:
         raise FileError(f"Cannot write {path}: {error.strerror or error}.") from error
     finally:
@@ -100,4 +84,3 @@ async def save_range(
                 writer.close()
         with contextlib.suppress(OSError):
             os.close(fd)
-        await source.close()

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 PROBE = "\x1b[6n"
 PROBE_AFTER_BYTES = 512  # redraws smaller than this, such as a moved cursor line, are not waited for
 LOST_ANSWER_S = 5.0  # an answer that has not come by then is taken for lost
+LAST_ANSWER_S = 1.0  # how long the end waits for an outstanding answer
 HANG_S = 3.0  # an exit that takes longer (a terminal that accepts nothing) becomes a hard one
 _X10 = re.compile(rb"\x1b\[M([\x20-\xff])([\x21-\xff])([\x21-\xff])")
 _X10_START = (b"\x1b", b"\x1b[")
@@ -129,6 +130,11 @@ class Pacer:
         self._asked_at, self._since_probe = now, 0
         return True
 
+    @property
+    def waiting(self) -> bool:
+        """Whether an answer is outstanding."""
+        return self._asked_at is not None
+
     def answered(self) -> None:
         self.answers, self._asked_at = True, None
 
@@ -147,6 +153,7 @@ class SafeDriver(LinuxDriver):
         self.output = TerminalFile(1 if os.isatty(1) else 2)
         self._file = self.output  # type: ignore[assignment]
         self.pacer = Pacer()
+        self._probing = True
 
     @property
     def ready(self) -> bool:
@@ -160,7 +167,7 @@ class SafeDriver(LinuxDriver):
 
     def flush(self) -> None:
         """Called after each redraw: ask the terminal to say when it has got here."""
-        if self._writer_thread is not None and self.pacer.wants_probe(time.monotonic()):
+        if self._probing and self._writer_thread is not None and self.pacer.wants_probe(time.monotonic()):
             super().write(PROBE)
 
     def _sigtstp_application(self, *_: object) -> None:
@@ -174,8 +181,16 @@ class SafeDriver(LinuxDriver):
     def _sigcont_application(self, *_: object) -> None:
         """Take the terminal again, once; a stray SIGCONT must not start a second reader."""
         if self._must_signal_resume:
-            self.pacer = Pacer()
+            self.pacer, self._probing = Pacer(), True
             super()._sigcont_application()
+
+    def disable_input(self) -> None:
+        """Before the end: wait for the answer to the last probe, which would be typed into the shell."""
+        self._probing = False
+        end = time.monotonic() + (LAST_ANSWER_S if self.pacer.answers else LAST_ANSWER_S / 4)
+        while self.pacer.waiting and time.monotonic() < end and not self.output.gone:
+            time.sleep(0.005)
+        super().disable_input()
 
     def process_message(self, message: Message) -> None:
         if isinstance(message, events.CursorPosition):

@@ -2,8 +2,7 @@
 file in process.
 
 All three look the same to the model: open, an async iterator of frames, send, close. A transport that was
-closed, or whose stream ended, can be opened again. `sibling()` is a second stream to the same data, for a
-fetch that must not mix with the live frames.
+closed, or whose stream ended, can be opened again.
 """
 
 from __future__ import annotations
@@ -52,9 +51,6 @@ class Transport(Protocol):
 
     async def close(self) -> None:
         """Close; harmless when closed already."""
-
-    def sibling(self) -> Transport | None:
-        """Another transport to the same data, not yet open; None when there can be only one stream."""
 
 
 class _Stream:
@@ -142,11 +138,6 @@ class SocketTransport(_Stream):
             raise GpuprofError("The sampler is gone.", "Start gpuprof-tui again.", EXIT_UNAVAILABLE)
         connected.setblocking(False)
         self._attach(*await asyncio.open_unix_connection(sock=connected))
-
-    def sibling(self) -> SocketTransport | None:
-        if self._control is None and self._path is None:
-            return None
-        return SocketTransport(path=self._path, control=self._control, label=self.label)
 
 
 async def _connect(path: str) -> socket.socket:
@@ -266,9 +257,6 @@ class CommandTransport(_Stream):
             self._stderr_task.cancel()
             self._stderr_task = None
 
-    def sibling(self) -> CommandTransport:
-        return CommandTransport(self._argv, self.label)
-
 
 class HistoryTransport:
     """A history in this process, as of an opened file: the same frames, with queries answered in a worker
@@ -285,6 +273,7 @@ class HistoryTransport:
         self._history: History | None = None
         self._queue: asyncio.Queue[Frame | None] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._streaming = asyncio.Lock()  # what is fetched comes in one piece
 
     @property
     def span(self) -> tuple[int, int] | None:
@@ -311,12 +300,14 @@ class HistoryTransport:
         number = request.id if isinstance(request, (Query, Fetch)) else 0
         try:
             if isinstance(request, Subscribe):
-                await self._stream(history, *history.span, level=request.level)
+                async with self._streaming:
+                    await self._stream(history, *history.span, level=request.level)
             elif isinstance(request, Query):
                 self._queue.put_nowait(await asyncio.to_thread(history.query, request))
             elif isinstance(request, Fetch):
-                await self._stream(history, request.start_ns, request.end_ns, level="rows")
-                self._queue.put_nowait(Fetched(request.id))
+                async with self._streaming:
+                    await self._stream(history, request.start_ns, request.end_ns, level="rows")
+                    self._queue.put_nowait(Fetched(request.id))
         except GpuprofError as error:
             self._queue.put_nowait(Failure(number, error.message, error.hint))
 
@@ -334,9 +325,6 @@ class HistoryTransport:
         for task in list(self._tasks):
             task.cancel()
         self._queue.put_nowait(None)
-
-    def sibling(self) -> HistoryTransport:
-        return HistoryTransport(self._history if self._history is not None else self._load, self.label)
 
 
 def _take(iterator: object, count: int) -> list[Frame]:

@@ -62,7 +62,7 @@ struct cupti_subscriber_params { /* CUpti_SubscriberParams, CUDA 13 */
     uint8_t pad[7];
 };
 
-struct cupti_kernel { /* the head of CUpti_ActivityKernel4..11, alike in all of them */
+struct cupti_kernel { /* the head of CUpti_ActivityKernel5..13, alike in all of them */
     uint32_t kind;
     uint8_t pad0[12];
     uint64_t start;
@@ -76,7 +76,7 @@ struct cupti_kernel { /* the head of CUpti_ActivityKernel4..11, alike in all of 
     uint8_t pad2[8];
     const char *name;
     uint8_t pad3[32];
-    uint64_t graph_node; /* from Kernel5 on (CUDA 11.0) */
+    uint64_t graph_node;
     uint8_t pad4[4];
     uint32_t graph;
 };
@@ -94,7 +94,7 @@ struct cupti_memcpy { /* the head of CUpti_ActivityMemcpy4..7 */
     uint32_t correlation;
 };
 
-struct cupti_memset { /* the head of CUpti_ActivityMemset3..4 */
+struct cupti_memset { /* the head of CUpti_ActivityMemset3..5 */
     uint32_t kind;
     uint32_t value;
     uint64_t bytes;
@@ -127,6 +127,7 @@ typedef void (*cupti_buffer_completed)(void *context, uint32_t stream, uint8_t *
     F(cuptiGetVersion, (uint32_t *))                                                                                   \
     F(cuptiGetTimestamp, (uint64_t *))                                                                                 \
     F(cuptiSubscribe, (cupti_subscriber *, cupti_callback, void *))                                                    \
+    F(cuptiUnsubscribe, (cupti_subscriber))                                                                            \
     F(cuptiEnableCallback, (uint32_t, cupti_subscriber, int, uint32_t))                                                \
     F(cuptiActivityRegisterCallbacks, (cupti_buffer_requested, cupti_buffer_completed))                                \
     F(cuptiActivityEnable, (uint32_t))                                                                                 \

@@ -88,6 +88,12 @@ static void *find(void)
 int cupti_open(struct cupti_api *api, char *path, size_t path_size, char *problem, size_t problem_size)
 {
     void *handle = find();
+    const char *asked = getenv("GPUPROF_CUPTI");
+    if (!handle && asked && *asked) {
+        const char *why = dlerror();
+        snprintf(problem, problem_size, "GPUPROF_CUPTI cannot be opened: %s", why ? why : asked);
+        return -1;
+    }
     if (!handle) {
         snprintf(problem, problem_size, "libcupti not found beside the process's CUDA toolkit nor in /usr/local/cuda");
         return -1;

@@ -8,13 +8,12 @@
  *   recording -> detaching the lock is gone: the next launch flushes and finalizes at its exit (a finalize from another thread, while the
  *                          application is in CUDA calls, can crash)
  *   waiting -> refused     another CUPTI user is subscribed, or CUPTI is missing: said in the ring's header, tried again
+ *   any -> ended           the process exits: the library's thread flushes while exit() waits, for END_WAIT_S at most
  */
 #define _GNU_SOURCE
-#include "cupti_abi.h"
 #include "names.h"
-#include "ring.h"
+#include "session.h"
 
-#include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
@@ -27,31 +26,31 @@
 #include <unistd.h>
 
 #define EXPORT __attribute__((visibility("default")))
-#define POLL_NS 50000000ull         /* how often a listener is looked for */
-#define CLOCK_NS 1000000000ull      /* how often the clocks are compared */
-#define RETRY_NS 2000000000ull      /* after a refusal */
-#define FLUSH_PERIOD_MS 100u        /* CUPTI hands over what is complete this often */
-#define BUFFER_BYTES (256u << 10)
-#define SPARE_BUFFERS 16
+#ifndef POLL_NS
+#define POLL_NS 50000000ull /* how often a listener is looked for */
+#endif
+#define CLOCK_NS 1000000000ull /* how often the clocks are compared */
+#define RETRY_NS 2000000000ull /* after a refusal */
+#define FLUSH_PERIOD_MS 100u   /* CUPTI hands over what is complete this often */
+#define END_WAIT_S 2           /* a CUPTI that hangs must not keep the process from ending */
 
-enum detach { DETACH_NO = 0, DETACH_WANTED = 1, DETACH_RUNNING = 2 };
+/* Only the library's thread attaches and asks to detach, only a launch's exit finalizes; ATTACHING and FINALIZING belong to who set them. */
+enum phase { WAITING, ATTACHING, RECORDING, DETACH_WANTED, FINALIZING, ENDED };
 
-static struct cupti_api cupti;
+struct session session = {.ring = {.fd = -1}, .writer = PTHREAD_MUTEX_INITIALIZER};
+
+static int phase; /* enum phase, atomic */
 static int cupti_opened;
 static cupti_subscriber subscriber;
-static struct ring ring = {.fd = -1};
-/* `writer` guards the ring's writing side and the names, `buffers` the spare ones. Neither is held over a call that may wait for a lock of
- * CUPTI's, since CUPTI calls back with its own locks held. */
-static pthread_mutex_t writer = PTHREAD_MUTEX_INITIALIZER;
-static pthread_mutex_t buffers = PTHREAD_MUTEX_INITIALIZER;
-static uint8_t last_resort[4096] __attribute__((aligned(8))); /* a NULL buffer crashes CUPTI before 12.9 */
-static uint8_t *spare[SPARE_BUFFERS];
-static int spare_count;
-static uint32_t epoch;
-static volatile int recording; /* read on the launch path */
-static int detach_state;       /* enum detach, atomic */
+static uint64_t attached_ns; /* when the present attach began; written while ATTACHING */
+static char no_kernels[RING_TEXT]; /* why CUPTI gives no kernel records though it is attached; the library's thread's */
 static int started;
-static volatile int forked;
+static int log_wanted;
+static pid_t owner; /* the process whose ring this is */
+
+static pthread_mutex_t ending = PTHREAD_MUTEX_INITIALIZER; /* taken by exit() and the library's thread alone, briefly */
+static pthread_cond_t ending_changed;
+static int end_wanted, thread_ended;
 
 /* The uprobe sits on the first instruction, a 5-byte nop, which the kernel replaces by a call instead of a trap. Arguments: rdi correlation id,
  * rsi CLOCK_MONOTONIC ns at the launch's enter, rdx attach epoch, rcx how many launches this one stands for. */
@@ -61,19 +60,9 @@ EXPORT __attribute__((naked, noinline)) void gpuprof_launch(uint64_t correlation
     __asm__ volatile(".byte 0x0f, 0x1f, 0x44, 0x00, 0x00\n\tret");
 }
 
-static uint64_t now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
 __attribute__((format(printf, 1, 2))) static void log_line(const char *format, ...)
 {
-    static int wanted = -1;
-    if (wanted < 0)
-        wanted = getenv("GPUPROF_INJECT_LOG") != NULL;
-    if (!wanted)
+    if (!log_wanted)
         return;
     char line[512];
     va_list list;
@@ -83,131 +72,44 @@ __attribute__((format(printf, 1, 2))) static void log_line(const char *format, .
     dprintf(2, "gpuprof[%d]: %s\n", (int)getpid(), line);
 }
 
-/* ---- clocks ------------------------------------------------------------------------------------------------------------ */
+static int get_phase(void) { return __atomic_load_n(&phase, __ATOMIC_ACQUIRE); }
 
-/* The tightest of a few brackets of CUPTI's clock between two readings of CLOCK_MONOTONIC. */
-static void compare_clocks(void)
+static void set_phase(int to) { __atomic_store_n(&phase, to, __ATOMIC_RELEASE); }
+
+static int change_phase(int from, int to)
 {
-    uint64_t best = UINT64_MAX, cupti_at = 0, mono_at = 0;
-    for (int i = 0; i < 16; i++) {
-        uint64_t there = 0, before = now_ns();
-        if (cupti.cuptiGetTimestamp(&there) != CUPTI_OK)
-            return;
-        uint64_t width = now_ns() - before;
-        if (width < best)
-            best = width, cupti_at = there, mono_at = before + width / 2;
-    }
-    pthread_mutex_lock(&writer);
-    struct ring_slot *slot = ring_next(&ring);
-    if (slot) {
-        memset(slot, 0, sizeof *slot);
-        slot->kind = SLOT_CLOCK;
-        slot->epoch = epoch;
-        slot->clock.cupti_ns = cupti_at;
-        slot->clock.mono_ns = mono_at;
-        slot->clock.width_ns = best;
-        ring_publish(&ring);
-    }
-    pthread_mutex_unlock(&writer);
+    return __atomic_compare_exchange_n(&phase, &from, to, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
 }
 
-/* ---- activity records ----------------------------------------------------------------------------------------------------- */
-
-static void on_buffer_requested(uint8_t **buffer, size_t *size, size_t *max_records)
+/* CUPTI's own words for an error, in `text`. */
+static void explain(char *text, size_t size, const char *what, cupti_result result)
 {
-    uint8_t *given = NULL;
-    pthread_mutex_lock(&buffers);
-    if (spare_count > 0)
-        given = spare[--spare_count];
-    pthread_mutex_unlock(&buffers);
-    if (!given)
-        given = aligned_alloc(8, BUFFER_BYTES);
-    *buffer = given ? given : last_resort;
-    *size = given ? BUFFER_BYTES : sizeof last_resort;
-    *max_records = 0;
-}
-
-static void write_work(uint8_t kind, uint8_t flags, uint32_t device, uint64_t start, uint64_t end, uint32_t correlation, uint32_t stream,
-                       uint32_t context, uint32_t name, uint64_t bytes_or_node, uint32_t graph)
-{
-    struct ring_slot *slot = ring_next(&ring);
-    if (!slot)
-        return;
-    memset(slot, 0, sizeof *slot);
-    slot->kind = kind;
-    slot->flags = flags;
-    slot->device = (uint16_t)(device > UINT16_MAX ? UINT16_MAX : device);
-    slot->epoch = epoch;
-    slot->work.start = start;
-    slot->work.end = end;
-    slot->work.correlation = correlation;
-    slot->work.stream = stream;
-    slot->work.context = context;
-    slot->work.name = name;
-    slot->work.bytes_or_node = bytes_or_node;
-    slot->work.graph = graph;
-}
-
-static void on_buffer_completed(void *context, uint32_t stream, uint8_t *buffer, size_t size, size_t valid)
-{
-    (void)size;
-    size_t lost = 0;
-    if (cupti.cuptiActivityGetNumDroppedRecords(context, stream, &lost) != CUPTI_OK)
-        lost = 0;
-    pthread_mutex_lock(&writer);
-    void *record = NULL;
-    uint64_t records = 0;
-    while (valid > 0 && ring.header && cupti.cuptiActivityGetNextRecord(buffer, valid, &record) == CUPTI_OK) {
-        switch (*(const uint32_t *)record) {
-        case ACTIVITY_CONCURRENT_KERNEL: {
-            const struct cupti_kernel *k = record;
-            write_work(SLOT_KERNEL, 0, k->device, k->start, k->end, k->correlation, k->stream, k->context,
-                       names_id(&ring, k->name, epoch), k->graph_node, k->graph);
-            break;
-        }
-        case ACTIVITY_MEMCPY: {
-            const struct cupti_memcpy *m = record;
-            write_work(SLOT_MEMCPY, m->copy_kind, m->device, m->start, m->end, m->correlation, m->stream, m->context, 0, m->bytes, 0);
-            break;
-        }
-        case ACTIVITY_MEMSET: {
-            const struct cupti_memset *m = record;
-            write_work(SLOT_MEMSET, 0, m->device, m->start, m->end, m->correlation, m->stream, m->context, 0, m->bytes, 0);
-            break;
-        }
-        default:
-            continue;
-        }
-        records++;
-    }
-    if (ring.header) {
-        ring.header->records += records;
-        ring.header->cupti_dropped += lost;
-        ring_publish(&ring);
-    }
-    pthread_mutex_unlock(&writer);
-
-    if (buffer == last_resort)
-        return;
-    pthread_mutex_lock(&buffers);
-    if (spare_count < SPARE_BUFFERS) {
-        spare[spare_count++] = buffer;
-        buffer = NULL;
-    }
-    pthread_mutex_unlock(&buffers);
-    free(buffer);
+    const char *words = NULL;
+    if (session.cupti.cuptiGetResultString)
+        session.cupti.cuptiGetResultString(result, &words);
+    snprintf(text, size, "%s: %s (%d)", what, words ? words : "no text", result);
 }
 
 /* ---- the launch path ------------------------------------------------------------------------------------------------------- */
 
 static void finalize_here(void)
 {
-    recording = 0;
-    cupti.cuptiActivityFlushAll(1);
-    cupti_result result = cupti.cuptiFinalize();
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* a handler that calls exit() here would wait for locks that this thread holds */
+    session.cupti.cuptiActivityFlushAll(1);
+    records_compare_clocks();
+    cupti_result result = session.cupti.cuptiFinalize();
     log_line("finalized: %d", result);
-    ring_say(&ring, RING_WAITING, "");
-    __atomic_store_n(&detach_state, DETACH_NO, __ATOMIC_RELEASE);
+    if (result != CUPTI_OK) { /* the next best: part of the cost stays, but not our subscription */
+        session.cupti.cuptiActivityDisable(ACTIVITY_CONCURRENT_KERNEL);
+        session.cupti.cuptiActivityDisable(ACTIVITY_MEMCPY);
+        session.cupti.cuptiActivityDisable(ACTIVITY_MEMSET);
+        session.cupti.cuptiUnsubscribe(subscriber);
+    }
+    ring_say(&session.ring, RING_WAITING, "");
+    set_phase(WAITING);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
 static void on_call(void *user, int domain, uint32_t cbid, const void *data)
@@ -218,44 +120,19 @@ static void on_call(void *user, int domain, uint32_t cbid, const void *data)
         *call->correlation_data = now_ns();
         return;
     }
-    if (recording && !forked) {
-        __atomic_fetch_add(&ring.header->launches, 1, __ATOMIC_RELAXED);
-        gpuprof_launch(call->correlation_id, *call->correlation_data, epoch, 1);
+    int now = get_phase();
+    const int *result = call->return_value;
+    if ((now == RECORDING || now == DETACH_WANTED) && (!result || *result == 0)) { /* a launch that failed has no kernel */
+        /* A launch that was under way when we attached has no enter of ours. */
+        uint64_t entered = *call->correlation_data < attached_ns ? attached_ns : *call->correlation_data;
+        __atomic_fetch_add(&session.ring.header->launches, 1, __ATOMIC_RELAXED);
+        gpuprof_launch(call->correlation_id, entered, __atomic_load_n(&session.epoch, __ATOMIC_RELAXED), 1);
     }
-    int wanted = DETACH_WANTED;
-    if (__atomic_load_n(&detach_state, __ATOMIC_RELAXED) == DETACH_WANTED &&
-        __atomic_compare_exchange_n(&detach_state, &wanted, DETACH_RUNNING, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
+    if (now == DETACH_WANTED && change_phase(DETACH_WANTED, FINALIZING))
         finalize_here();
 }
 
 /* ---- attaching ---------------------------------------------------------------------------------------------------------- */
-
-/* Which device is which: CUPTI speaks of the process's own ordinals, which CUDA_VISIBLE_DEVICES shifts. */
-static void note_devices(void)
-{
-    void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
-    if (!driver)
-        return;
-    int (*get_count)(int *) = NULL;
-    int (*get_device)(int *, int) = NULL;
-    int (*get_uuid)(uint8_t *, int) = NULL;
-    *(void **)&get_count = dlsym(driver, "cuDeviceGetCount");
-    *(void **)&get_device = dlsym(driver, "cuDeviceGet");
-    *(void **)&get_uuid = dlsym(driver, "cuDeviceGetUuid_v2");
-    if (!get_uuid)
-        *(void **)&get_uuid = dlsym(driver, "cuDeviceGetUuid");
-    int count = 0;
-    if (!get_count || !get_device || !get_uuid || get_count(&count) != 0)
-        return;
-    if (count > RING_DEVICES)
-        count = RING_DEVICES;
-    for (int i = 0; i < count; i++) {
-        int device;
-        if (get_device(&device, i) == 0)
-            get_uuid(ring.header->uuid[i], device);
-    }
-    ring.header->devices = (uint32_t)count;
-}
 
 static int subscribe(char *problem, size_t problem_size)
 {
@@ -268,47 +145,60 @@ static int subscribe(char *problem, size_t problem_size)
     };
     /* CUPTI 13.0 knows the parameters without allow_multiple and refuses a larger structure. */
     const size_t sizes[] = {sizeof params, offsetof(struct cupti_subscriber_params, allow_multiple)};
-    for (size_t i = 0; i < 2 && cupti.cuptiSubscribe_v2 && result == CUPTI_INVALID_PARAMETER; i++) {
+    for (size_t i = 0; i < 2 && session.cupti.cuptiSubscribe_v2 && result == CUPTI_INVALID_PARAMETER; i++) {
         params.struct_size = sizes[i];
-        result = cupti.cuptiSubscribe_v2(&subscriber, on_call, NULL, &params);
+        result = session.cupti.cuptiSubscribe_v2(&subscriber, on_call, NULL, &params);
     }
     if (result == CUPTI_INVALID_PARAMETER)
-        result = cupti.cuptiSubscribe(&subscriber, on_call, NULL);
+        result = session.cupti.cuptiSubscribe(&subscriber, on_call, NULL);
     if (result == CUPTI_OK)
         return 0;
+    other[sizeof other - 1] = 0;
     if (result == CUPTI_MULTIPLE_SUBSCRIBERS)
         snprintf(problem, problem_size, "another profiler uses CUPTI in this process: %s", other[0] ? other : "it gives no name");
-    else {
-        const char *text = NULL;
-        if (cupti.cuptiGetResultString)
-            cupti.cuptiGetResultString(result, &text);
-        snprintf(problem, problem_size, "CUPTI refuses a subscriber: %s (%d)", text ? text : "no text", result);
-    }
+    else
+        explain(problem, problem_size, "CUPTI refuses a subscriber", result);
     return -1;
 }
 
+static void enable_activity(void)
+{
+    no_kernels[0] = 0;
+    cupti_result result = session.cupti.cuptiActivityEnable(ACTIVITY_CONCURRENT_KERNEL);
+    if (result != CUPTI_OK)
+        explain(no_kernels, sizeof no_kernels, "CUPTI gives no kernel records", result);
+    session.cupti.cuptiActivityEnable(ACTIVITY_MEMCPY);
+    session.cupti.cuptiActivityEnable(ACTIVITY_MEMSET);
+    ring_say(&session.ring, no_kernels[0] ? RING_REFUSED : RING_RECORDING, no_kernels);
+}
+
+static void at_exit(void);
+
 static int attach(char *problem, size_t problem_size)
 {
+    struct ring_header *header = session.ring.header;
     if (!cupti_opened) {
-        if (cupti_open(&cupti, ring.header->library, RING_TEXT, problem, problem_size) < 0)
+        if (cupti_open(&session.cupti, header->library, RING_TEXT, problem, problem_size) < 0)
             return -1;
         cupti_opened = 1;
-        cupti.cuptiGetVersion(&ring.header->cupti_version);
+        session.cupti.cuptiGetVersion(&header->cupti_version);
+        atexit(at_exit); /* exit handlers run newest first: ours must come before those that CUPTI registered while it was loaded */
     }
     if (subscribe(problem, problem_size) < 0)
         return -1;
-    note_devices();
+    records_note_devices();
 
-    pthread_mutex_lock(&writer);
-    epoch++;
-    ring.header->epoch = epoch;
-    pthread_mutex_unlock(&writer);
+    pthread_mutex_lock(&session.writer);
+    header->epoch = __atomic_add_fetch(&session.epoch, 1, __ATOMIC_RELEASE);
+    names_forget_sent();
+    pthread_mutex_unlock(&session.writer);
 
-    cupti.cuptiActivityRegisterCallbacks(on_buffer_requested, on_buffer_completed);
-    if (cupti.cuptiActivityFlushPeriod)
-        cupti.cuptiActivityFlushPeriod(FLUSH_PERIOD_MS);
-    compare_clocks();
-    recording = 1;
+    session.cupti.cuptiActivityRegisterCallbacks(records_buffer_requested, records_buffer_completed);
+    if (session.cupti.cuptiActivityFlushPeriod)
+        session.cupti.cuptiActivityFlushPeriod(FLUSH_PERIOD_MS);
+    records_compare_clocks();
+    attached_ns = now_ns();
+    set_phase(RECORDING); /* before the first callback, so that every record has its launch */
 
     static const uint32_t launches[] = {
         CBID_cuLaunch,           CBID_cuLaunchGrid,           CBID_cuLaunchGridAsync,
@@ -317,68 +207,160 @@ static int attach(char *problem, size_t problem_size)
         CBID_cuGraphLaunch,      CBID_cuGraphLaunch_ptsz,     CBID_cuLaunchCooperativeKernelMultiDevice,
     };
     for (size_t i = 0; i < sizeof launches / sizeof *launches; i++) /* an id that this CUPTI does not know is an error to ignore */
-        cupti.cuptiEnableCallback(1, subscriber, DOMAIN_DRIVER_API, launches[i]);
-    cupti_result result = cupti.cuptiActivityEnable(ACTIVITY_CONCURRENT_KERNEL);
-    cupti.cuptiActivityEnable(ACTIVITY_MEMCPY);
-    cupti.cuptiActivityEnable(ACTIVITY_MEMSET);
-    log_line("attached, epoch %u, %s, kernel records %d", epoch, ring.header->library, result);
-    ring_say(&ring, RING_RECORDING, result == CUPTI_OK ? "" : "CUPTI gives no kernel records");
+        session.cupti.cuptiEnableCallback(1, subscriber, DOMAIN_DRIVER_API, launches[i]);
+    enable_activity();
+    log_line("attached, epoch %u, %s%s%s", header->epoch, header->library, no_kernels[0] ? ", " : "", no_kernels);
     return 0;
+}
+
+/* A new sampler came before the process made a launch: nothing was finalized, go on, but tell the newcomer what it has not seen. */
+static void resume(void)
+{
+    if (!change_phase(DETACH_WANTED, RECORDING))
+        return;
+    pthread_mutex_lock(&session.writer);
+    names_forget_sent();
+    pthread_mutex_unlock(&session.writer);
+    records_compare_clocks();
+    ring_say(&session.ring, no_kernels[0] ? RING_REFUSED : RING_RECORDING, no_kernels);
+}
+
+/* ---- the library's thread ------------------------------------------------------------------------------------------------ */
+
+/* Waits for a poll's time, or until the process ends; returns whether it does. */
+static int pause_or_end(uint64_t ns)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    ns += (uint64_t)until.tv_nsec;
+    until.tv_sec += (time_t)(ns / 1000000000u);
+    until.tv_nsec = (long)(ns % 1000000000u);
+    pthread_mutex_lock(&ending);
+    while (!end_wanted && pthread_cond_timedwait(&ending_changed, &ending, &until) == 0)
+        ;
+    int end = end_wanted;
+    pthread_mutex_unlock(&ending);
+    return end;
+}
+
+/* One look at the listener; `next_clock` and `next_try` are times on CLOCK_MONOTONIC. */
+static void look(uint64_t *next_clock, uint64_t *next_try)
+{
+    uint64_t now = now_ns();
+    int listener = ring_has_listener(&session.ring);
+    switch (get_phase()) {
+    case WAITING:
+        if (!listener && *next_try) { /* a refusal is news to the next sampler, who shall not wait for the retry */
+            ring_say(&session.ring, RING_WAITING, "");
+            *next_try = 0;
+        } else if (listener && now >= *next_try && change_phase(WAITING, ATTACHING)) {
+            char problem[RING_TEXT] = "";
+            *next_try = 0;
+            *next_clock = now + CLOCK_NS;
+            if (attach(problem, sizeof problem) < 0) {
+                log_line("refused: %s", problem);
+                ring_say(&session.ring, RING_REFUSED, problem);
+                *next_try = now + RETRY_NS;
+                set_phase(WAITING);
+            }
+        }
+        break;
+    case RECORDING:
+        if (!listener) {
+            ring_say(&session.ring, RING_DETACHING, "waiting for the next launch");
+            set_phase(DETACH_WANTED);
+        } else if (now >= *next_clock) {
+            records_compare_clocks();
+            if (session.ring.header->devices == 0) /* the driver was still initialising */
+                records_note_devices();
+            if (no_kernels[0])
+                enable_activity();
+            *next_clock = now + CLOCK_NS;
+        }
+        break;
+    case DETACH_WANTED:
+        if (listener) {
+            resume();
+            *next_clock = now + CLOCK_NS;
+        }
+        break;
+    default:
+        break;
+    }
+}
+
+/* The last records; the sampler holds the ring's memory and reads on after the process is gone. */
+static void finish(void)
+{
+    while (get_phase() == FINALIZING) { /* a launch of another thread is about it */
+        struct timespec moment = {.tv_nsec = 1000000};
+        nanosleep(&moment, NULL);
+    }
+    if (change_phase(RECORDING, ENDED) || change_phase(DETACH_WANTED, ENDED)) {
+        session.cupti.cuptiActivityFlushAll(1);
+        records_compare_clocks();
+    }
+    set_phase(ENDED);
+    ring_say(&session.ring, RING_ENDED, "");
 }
 
 static void *watch(void *unused)
 {
     (void)unused;
+    prctl(PR_SET_NAME, "gpuprof");
     uint64_t next_clock = 0, next_try = 0;
-    while (!forked) {
-        struct timespec pause = {.tv_nsec = (long)POLL_NS};
-        nanosleep(&pause, NULL);
-        uint64_t now = now_ns();
-        int listener = ring_has_listener(&ring);
-        if (listener && !recording && __atomic_load_n(&detach_state, __ATOMIC_ACQUIRE) == DETACH_NO && now >= next_try) {
-            char problem[RING_TEXT] = "";
-            if (attach(problem, sizeof problem) < 0) {
-                log_line("refused: %s", problem);
-                ring_say(&ring, RING_REFUSED, problem);
-                next_try = now + RETRY_NS;
-            } else {
-                next_clock = now + CLOCK_NS;
-            }
-        } else if (listener && __atomic_load_n(&detach_state, __ATOMIC_ACQUIRE) == DETACH_WANTED) {
-            /* A new sampler came before the process made a CUDA call: nothing was finalized, go on. */
-            int wanted = DETACH_WANTED;
-            if (__atomic_compare_exchange_n(&detach_state, &wanted, DETACH_NO, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
-                ring_say(&ring, RING_RECORDING, "");
-        } else if (!listener && recording && __atomic_load_n(&detach_state, __ATOMIC_ACQUIRE) == DETACH_NO) {
-            ring_say(&ring, RING_DETACHING, "waiting for the next launch");
-            __atomic_store_n(&detach_state, DETACH_WANTED, __ATOMIC_RELEASE);
-        }
-        if (recording && now >= next_clock && __atomic_load_n(&detach_state, __ATOMIC_ACQUIRE) == DETACH_NO) {
-            compare_clocks();
-            next_clock = now + CLOCK_NS;
-        }
-    }
+    while (!pause_or_end(POLL_NS))
+        look(&next_clock, &next_try);
+    finish();
+    pthread_mutex_lock(&ending);
+    thread_ended = 1;
+    pthread_cond_broadcast(&ending_changed);
+    pthread_mutex_unlock(&ending);
     return NULL;
 }
 
 /* ---- starting and ending -------------------------------------------------------------------------------------------------- */
 
+/* Registered twice (see attach); the second run finds the thread ended. */
 static void at_exit(void)
 {
-    if (recording && !forked && ring.header) {
-        cupti.cuptiActivityFlushAll(1); /* the last records; the sampler holds the memory and reads on after the process is gone */
-        ring_say(&ring, RING_ENDED, "");
-    }
+    if (getpid() != owner)
+        return;
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_sec += END_WAIT_S;
+    pthread_mutex_lock(&ending);
+    int first = !end_wanted;
+    end_wanted = 1;
+    pthread_cond_broadcast(&ending_changed);
+    while (first && !thread_ended && pthread_cond_timedwait(&ending_changed, &ending, &until) == 0)
+        ;
+    pthread_mutex_unlock(&ending);
 }
 
 static void in_child(void)
 {
-    forked = 1; /* no thread, and the ring is not mapped here */
-    recording = 0;
-    ring.header = NULL;
-    if (ring.fd >= 0)
-        close(ring.fd); /* else the child would hold the file that its parent's sampler looks for */
-    ring.fd = -1;
+    __atomic_store_n(&session.forked, 1, __ATOMIC_RELAXED);
+    set_phase(ENDED); /* no thread, and the ring is not mapped here */
+    session.ring.header = NULL;
+    if (session.ring.fd >= 0)
+        close(session.ring.fd); /* else the child would hold the file that its parent's sampler looks for */
+    session.ring.fd = -1;
+}
+
+static int start_thread(void)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_attr_t attributes;
+    pthread_attr_init(&attributes);
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* the application's signals are for its own threads */
+    pthread_t thread;
+    int result = pthread_create(&thread, &attributes, watch, NULL);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&attributes);
+    return result;
 }
 
 /* Starts watching for a sampler; idempotent. Returns 0, or -errno where the ring or the thread cannot be made. For attaching to a running
@@ -388,29 +370,28 @@ EXPORT int gpuprof_start(void)
     int first = 0;
     if (!__atomic_compare_exchange_n(&started, &first, 1, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
         return 0;
-    int result = ring_create(&ring);
+    log_wanted = getenv("GPUPROF_INJECT_LOG") != NULL;
+    owner = getpid();
+    int result = ring_create(&session.ring);
     if (result < 0) {
         log_line("no ring: %s", strerror(-result));
+        __atomic_store_n(&started, 0, __ATOMIC_RELEASE);
         return result;
     }
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&ending_changed, &monotonic);
+    pthread_condattr_destroy(&monotonic);
     pthread_atfork(NULL, NULL, in_child);
-    atexit(at_exit);
-
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* the application's signals are for its own threads */
-    pthread_attr_t attributes;
-    pthread_attr_init(&attributes);
-    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    pthread_t thread;
-    result = pthread_create(&thread, &attributes, watch, NULL);
-    pthread_attr_destroy(&attributes);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    result = start_thread();
     if (result != 0) {
         log_line("no thread: %s", strerror(result));
+        ring_destroy(&session.ring);
+        __atomic_store_n(&started, 0, __ATOMIC_RELEASE);
         return -result;
     }
-    pthread_setname_np(thread, "gpuprof");
+    atexit(at_exit);
     return 0;
 }
 

@@ -10,7 +10,7 @@ struct entry {
     char *text;
     uint64_t hash;
     uint32_t length;
-    uint32_t sent_epoch;
+    uint32_t sent; /* the listener that has its text */
 };
 
 static struct entry entries[NAMES_MAX]; /* entry 0 is NAME_OTHER */
@@ -18,6 +18,7 @@ static uint32_t count = 1;
 static uint32_t by_hash[2 * NAMES_MAX];
 static uint32_t by_pointer[2 * NAMES_MAX];
 static size_t text_bytes;
+static uint32_t listener = 1;
 
 static uint64_t hash_text(const char *text, size_t length)
 {
@@ -65,17 +66,21 @@ static uint32_t find_or_add(const char *name)
     return id;
 }
 
+/* All parts of a name or, when there is not room for them and a record, none: a record without its name would be misnamed. */
 static int send(struct ring *ring, uint32_t id, uint32_t epoch)
 {
     const struct entry *entry = &entries[id];
+    const uint32_t step = sizeof ring->slot->name.text;
+    if (ring_room(ring) < entry->length / step + 2)
+        return -1;
     uint32_t offset = 0;
     do {
         struct ring_slot *slot = ring_next(ring);
         if (!slot)
             return -1;
         uint32_t part = entry->length - offset;
-        if (part > sizeof slot->name.text)
-            part = sizeof slot->name.text;
+        if (part > step)
+            part = step;
         memset(slot, 0, sizeof *slot);
         slot->kind = SLOT_NAME;
         slot->flags = (uint8_t)part;
@@ -89,16 +94,16 @@ static int send(struct ring *ring, uint32_t id, uint32_t epoch)
     return 0;
 }
 
-uint32_t names_id(struct ring *ring, const char *name, uint32_t epoch)
+int names_id(struct ring *ring, const char *name, uint32_t epoch, uint32_t *id)
 {
-    if (!name)
-        return NAME_OTHER;
-    uint32_t id = find_or_add(name);
-    if (id == NAME_OTHER || entries[id].sent_epoch == epoch)
-        return id;
-    if (send(ring, id, epoch) < 0)
-        return NAME_OTHER; /* sent again with its next record */
-    entries[id].sent_epoch = epoch;
+    *id = name ? find_or_add(name) : NAME_OTHER;
+    if (*id == NAME_OTHER || entries[*id].sent == listener)
+        return 0;
+    if (send(ring, *id, epoch) < 0)
+        return -1; /* sent again with its next record */
+    entries[*id].sent = listener;
     ring->header->names = count;
-    return id;
+    return 0;
 }
+
+void names_forget_sent(void) { listener++; }

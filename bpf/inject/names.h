@@ -12,7 +12,11 @@
 #define NAMES_TEXT_BYTES (8u << 20)
 #define NAME_OTHER 0u
 
-/* The id of a name, after making sure that the ring has carried its text since attach `epoch`; NAME_OTHER when it is not to be had. */
-uint32_t names_id(struct ring *ring, const char *name, uint32_t epoch);
+/* Sets `id` to the number of a name, NAME_OTHER when it is not to be had, after making sure that the ring has carried its text to the present
+ * sampler and has room for a record after it. -1: no room. */
+int names_id(struct ring *ring, const char *name, uint32_t epoch, uint32_t *id);
+
+/* A new sampler listens, which has seen none of the texts: each is sent again with its next record. */
+void names_forget_sent(void);
 
 #endif

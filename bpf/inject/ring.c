@@ -6,29 +6,47 @@
 #include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
 static size_t ring_bytes(void) { return RING_HEADER_BYTES + (size_t)RING_SLOTS * sizeof(struct ring_slot); }
 
+/* A low number may be one of the standard streams that the application closed, whose output would then land in the ring. */
+static int move_up(int fd)
+{
+    int moved = fcntl(fd, F_DUPFD_CLOEXEC, 64);
+    if (moved < 0)
+        moved = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+    if (moved < 0 && fd > STDERR_FILENO)
+        return fd;
+    int error = errno;
+    close(fd);
+    errno = error;
+    return moved;
+}
+
 int ring_create(struct ring *ring)
 {
     memset(ring, 0, sizeof *ring);
     ring->fd = memfd_create(RING_NAME, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (ring->fd >= 0)
+        ring->fd = move_up(ring->fd);
     if (ring->fd < 0)
         return -errno;
-    if (ftruncate(ring->fd, (off_t)ring_bytes()) < 0 ||
-        fcntl(ring->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0) {
-        int error = errno;
-        close(ring->fd);
-        return -error;
-    }
-    void *base = mmap(NULL, ring_bytes(), PROT_READ | PROT_WRITE, MAP_SHARED, ring->fd, 0);
+    struct stat file;
+    void *base = MAP_FAILED;
+    if (ftruncate(ring->fd, (off_t)ring_bytes()) == 0 && fstat(ring->fd, &file) == 0 &&
+        fcntl(ring->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0)
+        base = mmap(NULL, ring_bytes(), PROT_READ | PROT_WRITE, MAP_SHARED, ring->fd, 0);
     if (base == MAP_FAILED) {
         int error = errno;
         close(ring->fd);
+        ring->fd = -1;
         return -error;
     }
+    ring->device = file.st_dev;
+    ring->inode = file.st_ino;
     madvise(base, ring_bytes(), MADV_DONTFORK); /* a forked child must not write as its parent */
     ring->header = base;
     ring->slot = (struct ring_slot *)((char *)base + RING_HEADER_BYTES);
@@ -58,21 +76,29 @@ void ring_destroy(struct ring *ring)
 
 int ring_has_listener(const struct ring *ring)
 {
+    struct stat file;
+    if (fstat(ring->fd, &file) < 0 || file.st_dev != ring->device || file.st_ino != ring->inode)
+        return 0; /* closed by the application: another file's locks say nothing */
     struct flock lock = {.l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = 0, .l_len = 1};
     return fcntl(ring->fd, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
 }
 
+uint64_t ring_room(const struct ring *ring)
+{
+    uint64_t waiting = ring->head - __atomic_load_n(&ring->header->tail, __ATOMIC_ACQUIRE);
+    return waiting < RING_SLOTS ? RING_SLOTS - waiting : 0; /* a tail ahead of the head, or far behind it, is not the sampler's: full */
+}
+
 struct ring_slot *ring_next(struct ring *ring)
 {
-    uint64_t tail = __atomic_load_n(&ring->header->tail, __ATOMIC_ACQUIRE);
-    /* A tail that lies ahead of the head, or far behind it, is not the sampler's: treat the ring as full. */
-    if (ring->head - tail >= RING_SLOTS) {
-        __atomic_fetch_add(&ring->header->dropped, 1, __ATOMIC_RELAXED);
+    if (ring_room(ring) == 0)
         return NULL;
-    }
-    struct ring_slot *slot = &ring->slot[ring->head & (RING_SLOTS - 1)];
-    ring->head++;
-    return slot;
+    return &ring->slot[ring->head++ & (RING_SLOTS - 1)];
+}
+
+void ring_drop(struct ring *ring)
+{
+    __atomic_store_n(&ring->header->dropped, ring->header->dropped + 1, __ATOMIC_RELAXED);
 }
 
 void ring_publish(struct ring *ring) { __atomic_store_n(&ring->header->head, ring->head, __ATOMIC_RELEASE); }

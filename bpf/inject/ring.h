@@ -52,7 +52,7 @@ struct ring_header {
     uint64_t created_ns;
     uint64_t launches; /* launch calls seen by the callback */
     uint64_t records;  /* records that CUPTI delivered */
-    uint64_t dropped;  /* records that found the ring full */
+    uint64_t dropped;  /* of them, those that found the ring full */
     uint64_t cupti_dropped;
     uint64_t callback_ns; /* reserved for the overhead controller */
     uint8_t uuid[RING_DEVICES][16]; /* by the process's own device ordinal; zeros: not known */
@@ -102,6 +102,7 @@ _Static_assert(offsetof(struct ring_header, tail) == 1216, "gpu_ring.py");
 
 struct ring {
     int fd;
+    uint64_t device, inode; /* of the memfd: the application may close descriptors that it did not open */
     struct ring_header *header;
     struct ring_slot *slot;
     uint64_t head; /* the writer's own copy: what the mapping says is not trusted back */
@@ -114,9 +115,11 @@ void ring_destroy(struct ring *ring);
 /* Is the sampler holding its lock? */
 int ring_has_listener(const struct ring *ring);
 
-/* A free slot to fill, or NULL when the ring is full (counted). ring_publish makes everything filled so far visible. Callers hold the
- * writer's mutex. */
+/* How many slots are free; a free slot to fill, or NULL when there is none; ring_drop counts a record that found none; ring_publish makes
+ * everything filled so far visible. Callers hold the writer's mutex. */
+uint64_t ring_room(const struct ring *ring);
 struct ring_slot *ring_next(struct ring *ring);
+void ring_drop(struct ring *ring);
 void ring_publish(struct ring *ring);
 
 void ring_say(struct ring *ring, uint32_t state, const char *message);

@@ -108,6 +108,8 @@ def main() -> None:
     try:
         while not os.path.exists(path):
             time.sleep(0.05)
+            if node.poll() is not None:
+                raise SystemExit("the fake node did not start")
         times = [start_times(module, path) for _ in range(5)]
         print(f"first full frame      {statistics.median(first for first, _ in times):.2f} s (limit 0.5)")
         print(f"first tree            {statistics.median(tree for _, tree in times):.2f} s")

@@ -17,6 +17,7 @@ from gpuprof.snapshots.frames import (
     Frame,
     GpuFacts,
     Gpus,
+    GpuWork,
     Hello,
     ProcessDef,
     ProcessDefs,
@@ -57,7 +58,9 @@ def frames(hello: Hello) -> list[Frame]:
         readings(),
         readings(0),
         Samples(1, np.array([1, 2], np.uint64), np.array([0, 1], np.uint16), u32, u32),
+        GpuWork(1, np.array([1, 2], np.uint64), np.array([3, 2], np.uint64), u32, u32, u32, u32),
         Query(3, "cpu", -5, 10, pids=[1, 2], by_thread=True, min_fraction=0.5),
+        Query(3, "gpu", 0, 10, gpus=["GPU-1", "é"]),
         Tree(1, "cpu", "samples", 0, 9, ["", "a"], u32, u32, u32, u32, u32, np.array([1, 2], np.uint8),
              np.array([0.5, 1]), np.array([1.5, 1]), truncated=4),
     ]  # fmt: skip

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gpuprof.snapshots import gpu_records as records_module
 from gpuprof.snapshots import join as join_module
 from gpuprof.snapshots.frames import FrameKind
-from gpuprof.snapshots.gpu_records import RecordJoin, valid, with_leaves
+from gpuprof.snapshots.gpu_records import LeafStacks, RecordJoin, valid
 from gpuprof.snapshots.join import LaunchTable
 from gpuprof.snapshots.table_view import frame_label
 from gpuprof.snapshots.tables import Tables
@@ -167,7 +168,9 @@ def test_memory_is_bounded_and_the_newest_launches_stay() -> None:
 def test_a_process_that_launches_much_leaves_room_for_others() -> None:
     table = LaunchTable(max_launches=1 << 14)
     launch(table, [(number, number, 1) for number in range(1 << 14)], 1)
-    for pid in (2, 3, 4):
+    launch(table, [(number, number, 1) for number in range(3000)], 5)
+    assert table.pending + table.evicted == (1 << 14) + 3000
+    for pid in (2, 3):
         launch(table, [(number, number, 1) for number in range(3000)], pid)
         assert table.match(pid, 0, range(3000), range(3000)).found.all()
     assert table.nbytes <= (1 << 14) * join_module._LAUNCH_BYTES
@@ -260,12 +263,30 @@ def test_leaves_are_put_below_stacks_and_below_one_that_says_no_launch_was_seen(
     gemm, add = (
         tables.frame(tables.function(name, "", "", FrameKind.GPU_KERNEL)) for name in ("gemm", "add")
     )
-    found = with_leaves(tables, [one, two, -1, one, -1], [gemm, gemm, add, gemm, gemm])
+    leaves = LeafStacks(tables)
+    found = leaves.of([one, two, -1, one, -1], [gemm, gemm, add, gemm, gemm])
     assert [" ".join(stack_names(tables, stack)) for stack in found.tolist()] == [
         "main step gemm", "main gemm", "[launch not seen] add", "main step gemm", "[launch not seen] gemm",
     ]  # fmt: skip
     assert found[0] == found[3]
-    assert len(with_leaves(tables, [], [])) == 0
+    assert len(leaves.of([], [])) == 0
+    for stack, leaf in ((999, gemm), (one, 999)):
+        with pytest.raises(IndexError):
+            leaves.of([stack], [leaf])
+
+
+@pytest.mark.parametrize("bits", [1, 3, 15])
+def test_remembered_leaves_are_the_ones_that_are_interned(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records_module, "_MEMO_BITS", bits)  # so few places that pairs push each other out
+    tables = Tables(0)
+    stacks = [host_stack(tables, f"main f{number}") for number in range(20)]
+    kernels = [tables.frame(tables.function(f"k{n}", "", "", FrameKind.GPU_KERNEL)) for n in range(10)]
+    leaves = LeafStacks(tables)
+    rng = random.Random(bits)
+    for _ in range(20):
+        pairs = [(rng.choice(stacks), rng.choice(kernels)) for _ in range(60)]
+        found = leaves.of(*zip(*pairs, strict=True))
+        assert found.tolist() == [tables.child(*pair) for pair in pairs]
 
 
 def test_launches_live_on_in_the_next_generation(planted: Any) -> None:

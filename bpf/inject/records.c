@@ -1,0 +1,195 @@
+/* What CUPTI hands over, written into the ring: activity records, its clock, the process's devices (session.h). */
+#define _GNU_SOURCE
+#include "names.h"
+#include "session.h"
+
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define BUFFER_BYTES (256u << 10)
+#define SPARE_BUFFERS 16
+#define CLOCK_READINGS 16
+
+static pthread_mutex_t buffers = PTHREAD_MUTEX_INITIALIZER; /* guards the spare ones */
+static uint8_t last_resort[4096] __attribute__((aligned(8))); /* a NULL buffer crashes CUPTI before 12.9 */
+static uint8_t *spare[SPARE_BUFFERS];
+static int spare_count;
+
+/* ---- clocks and devices -------------------------------------------------------------------------------------------------- */
+
+void records_compare_clocks(void)
+{
+    uint64_t best = UINT64_MAX, cupti_at = 0, mono_at = 0;
+    for (int i = 0; i < CLOCK_READINGS; i++) { /* the tightest bracket counts */
+        uint64_t there = 0, before = now_ns();
+        if (session.cupti.cuptiGetTimestamp(&there) != CUPTI_OK)
+            return;
+        uint64_t width = now_ns() - before;
+        if (width < best)
+            best = width, cupti_at = there, mono_at = before + width / 2;
+    }
+    pthread_mutex_lock(&session.writer);
+    struct ring_slot *slot = ring_next(&session.ring);
+    if (slot) {
+        memset(slot, 0, sizeof *slot);
+        slot->kind = SLOT_CLOCK;
+        slot->epoch = __atomic_load_n(&session.epoch, __ATOMIC_RELAXED);
+        slot->clock.cupti_ns = cupti_at;
+        slot->clock.mono_ns = mono_at;
+        slot->clock.width_ns = best;
+        ring_publish(&session.ring);
+    }
+    pthread_mutex_unlock(&session.writer);
+}
+
+void records_note_devices(void)
+{
+    /* Which device is which: CUPTI speaks of the process's own ordinals, which CUDA_VISIBLE_DEVICES shifts. */
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+    if (!driver)
+        return;
+    int (*get_count)(int *) = NULL;
+    int (*get_device)(int *, int) = NULL;
+    int (*get_uuid)(uint8_t *, int) = NULL;
+    *(void **)&get_count = dlsym(driver, "cuDeviceGetCount");
+    *(void **)&get_device = dlsym(driver, "cuDeviceGet");
+    *(void **)&get_uuid = dlsym(driver, "cuDeviceGetUuid_v2");
+    if (!get_uuid)
+        *(void **)&get_uuid = dlsym(driver, "cuDeviceGetUuid");
+    int count = 0;
+    if (get_count && get_device && get_uuid && get_count(&count) == 0 && count > 0) {
+        if (count > RING_DEVICES)
+            count = RING_DEVICES;
+        for (int i = 0; i < count; i++) {
+            int device;
+            uint8_t uuid[16] = {0};
+            if (get_device(&device, i) == 0 && get_uuid(uuid, device) == 0)
+                memcpy(session.ring.header->uuid[i], uuid, sizeof uuid);
+        }
+        session.ring.header->devices = (uint32_t)count;
+    }
+    dlclose(driver);
+}
+
+/* ---- activity records ----------------------------------------------------------------------------------------------------- */
+
+void records_buffer_requested(uint8_t **buffer, size_t *size, size_t *max_records)
+{
+    uint8_t *given = NULL;
+    if (!__atomic_load_n(&session.forked, __ATOMIC_RELAXED)) { /* a child may have inherited the lock locked */
+        pthread_mutex_lock(&buffers);
+        if (spare_count > 0)
+            given = spare[--spare_count];
+        pthread_mutex_unlock(&buffers);
+    }
+    if (!given)
+        given = aligned_alloc(8, BUFFER_BYTES);
+    *buffer = given ? given : last_resort;
+    *size = given ? BUFFER_BYTES : sizeof last_resort;
+    *max_records = 0;
+}
+
+static void give_back(uint8_t *buffer)
+{
+    if (buffer == last_resort)
+        return;
+    pthread_mutex_lock(&buffers);
+    if (spare_count < SPARE_BUFFERS) {
+        spare[spare_count++] = buffer;
+        buffer = NULL;
+    }
+    pthread_mutex_unlock(&buffers);
+    free(buffer);
+}
+
+/* Writes one record, `work`, after its name where it has one; a record that finds the ring full is counted. */
+static void write_work(struct ring_slot *work, const char *name)
+{
+    struct ring *ring = &session.ring;
+    if (work->kind == SLOT_KERNEL && names_id(ring, name, work->epoch, &work->work.name) < 0) {
+        ring_drop(ring);
+        return;
+    }
+    struct ring_slot *slot = ring_next(ring);
+    if (!slot)
+        ring_drop(ring);
+    else
+        *slot = *work;
+}
+
+static uint16_t ordinal(uint32_t device) { return (uint16_t)(device > UINT16_MAX ? UINT16_MAX : device); }
+
+/* Returns whether the record is of a kind that is wanted. */
+static int write_record(const void *record, uint32_t epoch)
+{
+    struct ring_slot slot = {.epoch = epoch};
+    const char *name = NULL;
+    switch (*(const uint32_t *)record) {
+    case ACTIVITY_CONCURRENT_KERNEL: {
+        const struct cupti_kernel *k = record;
+        slot.kind = SLOT_KERNEL;
+        slot.device = ordinal(k->device);
+        slot.work.start = k->start;
+        slot.work.end = k->end;
+        slot.work.correlation = k->correlation;
+        slot.work.stream = k->stream;
+        slot.work.context = k->context;
+        slot.work.bytes_or_node = k->graph_node;
+        slot.work.graph = k->graph;
+        name = k->name;
+        break;
+    }
+    case ACTIVITY_MEMCPY: {
+        const struct cupti_memcpy *m = record;
+        slot.kind = SLOT_MEMCPY;
+        slot.flags = m->copy_kind;
+        slot.device = ordinal(m->device);
+        slot.work.start = m->start;
+        slot.work.end = m->end;
+        slot.work.correlation = m->correlation;
+        slot.work.stream = m->stream;
+        slot.work.context = m->context;
+        slot.work.bytes_or_node = m->bytes;
+        break;
+    }
+    case ACTIVITY_MEMSET: {
+        const struct cupti_memset *m = record;
+        slot.kind = SLOT_MEMSET;
+        slot.device = ordinal(m->device);
+        slot.work.start = m->start;
+        slot.work.end = m->end;
+        slot.work.correlation = m->correlation;
+        slot.work.stream = m->stream;
+        slot.work.context = m->context;
+        slot.work.bytes_or_node = m->bytes;
+        break;
+    }
+    default:
+        return 0;
+    }
+    write_work(&slot, name);
+    return 1;
+}
+
+void records_buffer_completed(void *context, uint32_t stream, uint8_t *buffer, size_t size, size_t valid)
+{
+    (void)size;
+    if (__atomic_load_n(&session.forked, __ATOMIC_RELAXED)) /* the parent's records, and locks that nobody will open */
+        return;
+    size_t lost = 0;
+    if (session.cupti.cuptiActivityGetNumDroppedRecords(context, stream, &lost) != CUPTI_OK)
+        lost = 0;
+    pthread_mutex_lock(&session.writer);
+    uint32_t epoch = __atomic_load_n(&session.epoch, __ATOMIC_RELAXED);
+    void *record = NULL;
+    uint64_t records = 0;
+    while (valid > 0 && session.cupti.cuptiActivityGetNextRecord(buffer, valid, &record) == CUPTI_OK)
+        records += (uint64_t)write_record(record, epoch);
+    struct ring_header *header = session.ring.header;
+    __atomic_store_n(&header->records, header->records + records, __ATOMIC_RELAXED);
+    __atomic_store_n(&header->cupti_dropped, header->cupti_dropped + lost, __ATOMIC_RELAXED);
+    ring_publish(&session.ring);
+    pthread_mutex_unlock(&session.writer);
+    give_back(buffer);
+}

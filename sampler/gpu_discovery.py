@@ -1,0 +1,138 @@
+"""Finds the rings of injection libraries among the open files of processes.
+
+A ring is a memfd; a process that has one has a link /proc/PID/fd/N to "/memfd:gpuprof-ring (deleted)". It is
+taken by pidfd_getfd(2), which cannot hit another process that got the pid meanwhile, and then opened anew:
+an open-file-description lock is held against other descriptions only, and a duplicate is none. Processes on
+a GPU are looked at every time, all others in turn, a few at a time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import dataclass
+
+from gpuprof.sampler import pidfd as pidfds
+from gpuprof.sampler.gpu_ring import NAME, check_file
+from gpuprof.sampler.processes import describe
+from gpuprof.snapshots.errors import GpuprofError
+from gpuprof.snapshots.frames import ProcessDef
+
+MAX_FDS = 4096  # of a process that are looked at: the library opens its ring early
+MAX_CANDIDATES = 512
+OTHERS_AT_ONCE = 24  # processes that nobody points to, looked at in one round
+
+
+@dataclass(slots=True, eq=False)
+class FoundRing:
+    """A ring, and the process it was found in. Whoever gets it closes both descriptors."""
+
+    process: ProcessDef
+    pidfd: int
+    fd: int  # of an open file description of our own, for reading and writing
+    number: int  # the process's own descriptor of it
+    identity: tuple[int, int]  # device and inode
+
+    def close(self) -> None:
+        """Close both descriptors."""
+        os.close(self.pidfd)
+        os.close(self.fd)
+
+    def still_open(self) -> bool:
+        """Whether the process still has it: an exec closes it."""
+        try:
+            info = os.stat(f"/proc/{self.process.pid}/fd/{self.number}")
+        except OSError:
+            return False
+        return (info.st_dev, info.st_ino) == self.identity
+
+
+class Discovery:
+    """Looks for rings; remembers how far it got with the processes that nobody points to."""
+
+    def __init__(self) -> None:
+        self.refused: dict[int, str] = {}  # pid: why its ring was not taken
+        self._others: list[int] = []
+
+    def find(self, candidates: Collection[int], known: Collection[tuple[int, int]]) -> list[FoundRing]:
+        """Rings that are not `known` (by identity), of the candidates and of the next few other processes."""
+        pids = [*sorted(candidates)[:MAX_CANDIDATES]]
+        pids += [pid for pid in self._next_others() if pid not in candidates]
+        found: list[FoundRing] = []
+        for pid in pids:
+            self.refused.pop(pid, None)
+            taken = {*known, *(ring.identity for ring in found)}
+            ring = self._look_at(pid, taken)
+            if ring is not None:
+                found.append(ring)
+        for pid in [pid for pid in self.refused if not os.path.exists(f"/proc/{pid}")]:
+            del self.refused[pid]
+        return found
+
+    def _next_others(self) -> list[int]:
+        if not self._others:
+            with suppress(OSError):
+                self._others = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+        part, self._others = self._others[:OTHERS_AT_ONCE], self._others[OTHERS_AT_ONCE:]
+        return part
+
+    def _look_at(self, pid: int, known: Collection[tuple[int, int]]) -> FoundRing | None:
+        if pid == os.getpid():
+            return None
+        number = ring_number(pid)
+        if number is None:
+            return None
+        try:
+            return take(pid, number, known)
+        except GpuprofError as error:
+            self.refused[pid] = error.message
+        except OSError as error:
+            self.refused[pid] = f"its ring cannot be taken: {error.strerror}"
+        return None
+
+
+def ring_number(pid: int) -> int | None:
+    """The lowest descriptor of a process whose link names a ring; None where there is none, or no permission."""
+    folder = f"/proc/{pid}/fd"
+    try:
+        with os.scandir(folder) as entries:
+            for count, entry in enumerate(entries):
+                if count >= MAX_FDS:
+                    return None
+                with suppress(OSError):
+                    if os.readlink(entry.path).startswith(NAME):
+                        return int(entry.name)
+    except OSError:
+        pass
+    return None
+
+
+def take(pid: int, number: int, known: Collection[tuple[int, int]]) -> FoundRing | None:
+    """Descriptor `number` of a process as a ring; None when it is `known`, or the process is gone.
+
+    GpuprofError when it is not sound (see gpu_ring.check_file), OSError when it cannot be had.
+    """
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return None
+    fd = copy = -1
+    try:
+        process = describe(pid)  # the pidfd is open: if this describes another process, getfd fails or is_gone
+        copy = pidfds.get_fd(pidfd, number)
+        info = os.fstat(copy)
+        identity = (info.st_dev, info.st_ino)
+        if process is None or pidfds.is_gone(pidfd) or identity in known:
+            return None
+        if not os.readlink(f"/proc/self/fd/{copy}").startswith(NAME):
+            return None
+        check_file(copy)
+        fd = os.open(f"/proc/self/fd/{copy}", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+        found = FoundRing(process, pidfd, fd, number, identity)
+        pidfd = fd = -1
+        return found
+    finally:
+        for descriptor in (pidfd, fd, copy):
+            if descriptor >= 0:
+                os.close(descriptor)

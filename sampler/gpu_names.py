@@ -1,0 +1,85 @@
+"""Kernel names of one process: put together from their parts in the ring, demangled, numbered.
+
+A name comes once in an attach epoch, in parts of up to 44 bytes in their order, under an id that keeps its
+meaning for as long as the process lives. It is shown demangled and folded, as host functions are
+(demangle.py): instantiations of one kernel that differ in long template arguments only are one row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuprof.sampler.demangle import display_name
+from gpuprof.snapshots.frames import FrameKind
+
+MAX_NAMES = 8192  # as names.h of the library
+MAX_NAME_BYTES = 4096
+MAX_PARTIAL = 64  # names of which some parts are missing
+GPU_BINARY = "[gpu]"
+
+Leaf = tuple[str, FrameKind]
+COPIES = ("memcpy", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP")
+COPY_LEAVES: tuple[Leaf, ...] = tuple(
+    (f"memcpy {kind}" if kind != "memcpy" else kind, FrameKind.GPU_COPY) for kind in COPIES
+)
+MEMSET_LEAF: Leaf = ("memset", FrameKind.GPU_COPY)
+NAMELESS: Leaf = ("[kernel without a name]", FrameKind.GPU_KERNEL)
+_FIXED: tuple[Leaf, ...] = (NAMELESS, MEMSET_LEAF, *COPY_LEAVES)
+MEMSET_INDEX, FIRST_COPY_INDEX = 1, 2
+
+
+class NameTable:
+    """Leaves of the GPU's tree for one process: `leaves[index]` is (name, kind). Not thread-safe."""
+
+    def __init__(self) -> None:
+        self.leaves: list[Leaf] = list(_FIXED)
+        self._index = np.zeros(MAX_NAMES, np.uint32)  # leaf by id; 0 is NAMELESS
+        self._by_name: dict[str, int] = {}
+        self._partial: dict[int, bytearray] = {}
+
+    def add(self, parts: NDArray[Any]) -> int:
+        """Take rows of dtype gpu_ring.NAMES; how many of them are of no name."""
+        sound = (parts["id"] > 0) & (parts["id"] < MAX_NAMES) & (parts["total"] < MAX_NAME_BYTES)
+        invalid = len(parts) - int(np.count_nonzero(sound))
+        new = parts[sound]
+        new = new[self._index[new["id"]] == 0]  # those of a later epoch repeat what is known
+        columns = (new[name].tolist() for name in ("id", "offset", "total", "length"))
+        for number, offset, total, length, text in zip(*columns, new["text"], strict=True):
+            invalid += not self._add_part(number, offset, total, text.tobytes()[:length])
+        return invalid
+
+    def _add_part(self, number: int, offset: int, total: int, text: bytes) -> bool:
+        so_far = self._partial.get(number)
+        if offset == 0:
+            if len(self._partial) >= MAX_PARTIAL:
+                self._partial.clear()
+            so_far = self._partial[number] = bytearray()
+        if so_far is None or offset != len(so_far) or offset + len(text) > total or (not text and total):
+            self._partial.pop(number, None)
+            return False
+        so_far += text
+        if len(so_far) == total:
+            del self._partial[number]
+            self._name(number, bytes(so_far))
+        return True
+
+    def _name(self, number: int, raw: bytes) -> None:
+        name = display_name(raw)
+        index = self._by_name.get(name)
+        if index is None:
+            index = self._by_name[name] = len(self.leaves)
+            self.leaves.append((name, FrameKind.GPU_KERNEL))
+        self._index[number] = index
+
+    def kernels(self, ids: NDArray[np.uint32]) -> NDArray[np.uint32]:
+        """Index in `leaves` of each kernel's name id."""
+        return np.where(ids < MAX_NAMES, self._index[np.minimum(ids, MAX_NAMES - 1)], 0)
+
+    @staticmethod
+    def copies(kinds: NDArray[np.uint8]) -> NDArray[np.uint32]:
+        """Index in `leaves` of each CUpti_ActivityMemcpyKind."""
+        kinds = np.where(kinds < len(COPIES), kinds, 0)
+        return kinds.astype(np.uint32) + np.uint32(FIRST_COPY_INDEX)

@@ -1,0 +1,199 @@
+"""One process that records GPU work: its ring, and what the slots of the ring mean.
+
+Everything in the ring is the process's own claim. What is read of it is bounded per call, copied before it is
+looked at, and becomes columns of which every number is in range; what cannot be true is counted.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuprof.sampler import pidfd as pidfds
+from gpuprof.sampler.gpu_clock import TOLERANCE_NS, GpuClock
+from gpuprof.sampler.gpu_discovery import FoundRing
+from gpuprof.sampler.gpu_names import MEMSET_INDEX, NameTable
+from gpuprof.sampler.gpu_ring import (
+    CLOCK,
+    CLOCKS,
+    DEVICES,
+    KERNEL,
+    MEMCPY,
+    MEMSET,
+    NAME_PART,
+    NAMES,
+    GpuRing,
+    RingFacts,
+)
+from gpuprof.snapshots.errors import GpuprofError
+
+SLOTS_AT_ONCE = 8192
+BUDGET_NS = 15_000_000  # of one read: a ring that never becomes empty must not keep the others waiting
+PAUSE_NS = 1_000_000_000  # for a ring of which most is nonsense
+MAX_EPOCHS = 4  # in one chunk
+EPOCH_NS = 5 * 10**9  # after its last record an epoch is forgotten
+MAX_LOST = 1 << 40  # larger counts in a header are not counts
+
+Columns = dict[str, NDArray[Any]]
+Work = tuple[int, Columns]  # attach epoch; columns of equal length, see `decode`
+
+
+class GpuSession:
+    """Holds the ring of one process from its discovery to its end. Not thread-safe."""
+
+    def __init__(self, found: FoundRing) -> None:
+        """Map the ring of `found`, which this takes over. GpuprofError when it is not a sound ring."""
+        self.process = found.process
+        self.key = (found.process.pid, found.process.start_ns)
+        self.identity = found.identity
+        self.names = NameTable()
+        self.clock = GpuClock()
+        self.invalid = 0
+        self.ended_ns: int | None = None  # when the process was seen to be gone
+        self.probe_fd: int | None = None
+        self.probe_problem = ""
+        self.locked = False
+        self.began_ns = 0  # when we began to listen
+        self.uuids: list[str | None] = [None] * DEVICES  # by the process's own ordinal
+        self.epochs: dict[int, int] = {}  # attach epoch: time of its last records
+        self._found = found
+        self._resume_ns = 0
+        try:
+            self._ring = GpuRing(found.fd)
+            self.facts = self._first = self._read_facts()
+        except (OSError, ValueError) as error:
+            found.close()
+            raise GpuprofError(f"its ring cannot be mapped: {error}") from None
+        except GpuprofError:
+            found.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def own_pid(self) -> int:
+        """The pid as the process sees it, which the header should name."""
+        return self.process.container_pid or self.process.pid
+
+    def lock(self) -> bool:
+        """Begin to listen: the process records from now on. False when another sampler listens already."""
+        self.locked = self._ring.lock()
+        self.began_ns = time.monotonic_ns()
+        return self.locked
+
+    def look(self, now_ns: int) -> None:
+        """Read the header anew, and see whether the process is still there; call it about once a second."""
+        self.facts = self._read_facts()
+        if self.ended_ns is None and (pidfds.is_gone(self._found.pidfd) or not self._found.still_open()):
+            self.ended_ns = now_ns
+        self.epochs = {epoch: last for epoch, last in self.epochs.items() if now_ns - last < EPOCH_NS}
+        self._ring.release_pages()
+
+    def _read_facts(self) -> RingFacts:
+        facts = self._ring.facts()
+        for ordinal, uuid in enumerate(facts.uuids):
+            if self.uuids[ordinal] is None:  # once known it stays: a process cannot name devices without end
+                self.uuids[ordinal] = uuid
+        return facts
+
+    @property
+    def recording(self) -> bool:
+        """Whether its GPU work is being recorded now."""
+        return self.locked and self.ended_ns is None and self.facts.state == "recording"
+
+    @property
+    def lost(self) -> int:
+        """Records that were lost since we listen, as the process counts them, and by its overruns."""
+        now, then = self.facts, self._first
+        counted = now.dropped - then.dropped + now.cupti_dropped - then.cupti_dropped
+        return (counted if 0 <= counted < MAX_LOST else 0) + self._ring.overruns
+
+    def read(self, now_ns: int) -> list[Work]:
+        """What came since the last call, as far as the budget goes."""
+        work: list[Work] = []
+        if now_ns < self._resume_ns:
+            return work
+        began_ns, slots_read, invalid_before = time.perf_counter_ns(), 0, self.invalid
+        while time.perf_counter_ns() - began_ns < BUDGET_NS:
+            slots = self._ring.slots(SLOTS_AT_ONCE)
+            if not len(slots):
+                break
+            slots_read += len(slots)
+            work += self.decode(slots, now_ns)
+        if slots_read > SLOTS_AT_ONCE and (self.invalid - invalid_before) * 2 > slots_read:
+            self._resume_ns = now_ns + PAUSE_NS
+        if slots_read and self.uuids[0] is None:
+            self._read_facts()
+        return work
+
+    def decode(self, slots: NDArray[Any], now_ns: int) -> list[Work]:
+        """Slots (dtype gpu_ring.WORK) as columns by attach epoch.
+
+        The columns: correlation u32; start_ns, end_ns u64 (monotonic; 0 where they cannot be true); device
+        u16, less than DEVICES or DEVICES; stream u32; leaf u32, an index into names.leaves; kernel bool.
+        """
+        kind = slots["kind"]
+        is_work = (kind >= KERNEL) & (kind <= MEMSET)
+        count = int(np.count_nonzero(is_work))
+        if count < len(slots):
+            names, clocks = slots[kind == NAME_PART], slots[kind == CLOCK]
+            self.invalid += len(slots) - count - len(names) - len(clocks)
+            if len(names):
+                self.invalid += self.names.add(names.view(NAMES))
+            if len(clocks):
+                self.invalid += self.clock.add(clocks.view(CLOCKS), now_ns)
+            slots = slots[is_work]
+            kind = slots["kind"]
+        if not count:
+            return []
+        start, end = self.clock.convert(slots["start"], slots["end"], now_ns)
+        leaf = np.where(kind == KERNEL, self.names.kernels(slots["name"]), MEMSET_INDEX)
+        leaf = np.where(kind == MEMCPY, self.names.copies(slots["flags"]), leaf)
+        columns: Columns = {
+            "correlation": slots["correlation"],
+            "start_ns": start,
+            "end_ns": end,
+            "device": np.minimum(slots["device"], DEVICES),
+            "stream": slots["stream"],
+            "leaf": leaf.astype(np.uint32),
+            "kernel": kind == KERNEL,
+        }
+        # What ran before we listened belongs to nobody: its launches were not seen. It is no fault either.
+        ours = (start == 0) | (start + np.uint64(TOLERANCE_NS) >= self.began_ns)
+        return self._by_epoch(slots["epoch"], columns, ours, now_ns)
+
+    def _by_epoch(
+        self, epoch: NDArray[np.uint32], columns: Columns, keep: NDArray[np.bool_], now_ns: int
+    ) -> list[Work]:
+        found = np.unique(epoch[keep]).tolist()
+        known = [number for number in found if number in self.epochs]
+        new = [number for number in found if number not in self.epochs]
+        taken = [*known, *new[: max(MAX_EPOCHS - len(self.epochs), 0)]]
+        work: list[Work] = []
+        total = 0
+        for number in taken:
+            self.epochs[number] = now_ns
+            mask = keep & (epoch == number)
+            if mask.all():
+                work.append((number, columns))
+                return work
+            work.append((number, {name: column[mask] for name, column in columns.items()}))
+            total += int(np.count_nonzero(mask))
+        self.invalid += int(np.count_nonzero(keep)) - total
+        return work
+
+    def close(self) -> None:
+        """Let go of the ring: the process stops recording at its next launch."""
+        self._ring.close()
+        for fd in (self._found.pidfd, self.probe_fd):
+            if fd is not None:
+                with suppress(OSError):
+                    os.close(fd)
+        self.probe_fd = None

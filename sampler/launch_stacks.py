@@ -1,0 +1,270 @@
+"""Launch records of the BPF programs as columns of ids: whose launch, from which stack.
+
+A stack's frames come with its first launch and then again every few seconds; every other launch carries only
+the hash of its stack (bpf/records.py), so that a launch costs a few array operations here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuprof.bpf.programs import StackPrograms
+from gpuprof.bpf.records import Batch
+from gpuprof.sampler.frame_ids import FrameIds
+from gpuprof.sampler.process_follower import ProcessFollower
+from gpuprof.sampler.process_stacks import INJECTION_LIBRARY, ProcessStacks
+from gpuprof.sampler.processes import NS_PER_TICK
+from gpuprof.sampler.stack_resolver import StackResolver
+from gpuprof.snapshots.frames import FrameKind
+from gpuprof.snapshots.tables import Tables
+
+MAX_STACKS = 1 << 15  # twice what the kernel side remembers
+MAX_CUT = 1 << 13
+MAX_NEW_STACKS = 500  # named in one batch; the frames of the others are asked for again
+MAX_WAITING = 1 << 18  # launches in a LaunchQueue; the oldest are dropped
+MAX_EPOCHS = 8  # of one process in one batch; a process that attaches more often lies
+UNKNOWN_STACK = "[stack not kept]"  # the record with its frames was lost; it comes again
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Launches:
+    """Launches of one process in one attach epoch, as columns of equal length; ids are of `tables`."""
+
+    tables: Tables
+    pid: int
+    start_ns: int  # of the process, to the tick
+    epoch: int
+    correlation: NDArray[np.uint32]
+    enter_ns: NDArray[np.uint64]
+    thread: NDArray[np.uint32]
+    stack: NDArray[np.uint32]
+    weight: NDArray[np.float32]
+
+    def __len__(self) -> int:
+        return len(self.correlation)
+
+
+class LaunchQueue:
+    """Launches on their way from the stack reader to the join, each with a thread of its own."""
+
+    def __init__(self) -> None:
+        self.lost = 0  # because nobody took them in time
+        self._lock = threading.Lock()
+        self._waiting: deque[Launches] = deque()
+        self._count = 0
+
+    def put(self, launches: Sequence[Launches]) -> None:
+        """Append; the oldest go when there are too many."""
+        with self._lock:
+            self._waiting.extend(launches)
+            self._count += sum(map(len, launches))
+            while self._count > MAX_WAITING:
+                dropped = len(self._waiting.popleft())
+                self._count -= dropped
+                self.lost += dropped
+
+    def take(self) -> list[Launches]:
+        """All that wait, oldest first."""
+        with self._lock:
+            taken = list(self._waiting)
+            self._waiting.clear()
+            self._count = 0
+        return taken
+
+
+@dataclass(slots=True, eq=False)
+class LaunchStack:
+    """Frames, root first, up to the API call that launched; and their id in the tables of one generation."""
+
+    frames: tuple[int, ...]
+    ids: FrameIds
+    generation: int = -1
+    table_id: int = 0
+
+
+class LaunchStacks:
+    """Turns batches of launch records into Launches. Used by the thread of the follower and the resolver."""
+
+    def __init__(self, programs: StackPrograms, follower: ProcessFollower, resolver: StackResolver) -> None:
+        self.truncated = 0  # launches whose stack does not reach the root of its thread
+        self.unknown = 0  # launches whose stack was not kept
+        self.invalid = 0  # launches that no injection library of ours reports
+        self._programs = programs
+        self._follower = follower
+        self._resolver = resolver
+        self._by_hash: dict[tuple[int, int, int], tuple[LaunchStack, bool]] = {}  # (pid, start_ns, hash)
+        self._cut: dict[tuple[int, ...], LaunchStack] = {}
+        self._cut_ids: FrameIds | None = None
+
+    def consume(self, batch: Batch, tables: Tables, ids: FrameIds, threads: ThreadIds) -> list[Launches]:
+        """The launches of a batch. To be called under the history's lock with its tables."""
+        if not len(batch):
+            return []
+        words_before = batch.n_user.astype(np.int64) + 2 * batch.n_python.astype(np.int64)
+        tail = batch.first + batch.n_kernel + words_before
+        hashes, weights = batch.words[tail], batch.words[tail + 1]
+        self._take_frames(batch, hashes, ids)
+        thread, stack = self._ids_of(batch, hashes, tables, ids, threads)
+        found = _by_process(batch, tables, thread, stack, weights.astype(np.float32))
+        self.invalid += len(batch) - sum(map(len, found))
+        return found
+
+    def _take_frames(self, batch: Batch, hashes: NDArray[np.uint64], ids: FrameIds) -> None:
+        """Name the stacks whose frames are in this batch."""
+        at = np.flatnonzero(batch.n_user > 0)[:MAX_NEW_STACKS]
+        if not len(at):
+            return
+        if self._cut_ids is not ids or len(self._cut) > MAX_CUT:
+            self._cut, self._cut_ids = {}, ids
+        if len(self._by_hash) > MAX_STACKS:
+            self._by_hash.clear()  # the frames of those in use come again
+        resolved = self._resolver.resolve(_part(batch, at))
+        for process, stack, hashed in zip(
+            resolved.processes, resolved.stacks, hashes[at].tolist(), strict=True
+        ):
+            found = self._cut.get(stack.frames)
+            if found is None:
+                found = LaunchStack(cut_at_probe(stack.frames, ids), ids)
+                self._cut[stack.frames] = found
+            self._by_hash[process.pid, process.start_ns, hashed] = found, stack.complete
+
+    def _ids_of(
+        self, batch: Batch, hashes: NDArray[np.uint64], tables: Tables, ids: FrameIds, threads: ThreadIds
+    ) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+        """Thread and stack id of each record: each distinct thread and (process, stack) is looked up once."""
+        whose = batch.pid.astype(np.uint64) << np.uint64(32) | batch.tid
+        _, thread_first, thread_of = np.unique(whose, return_index=True, return_inverse=True)
+        processes: list[ProcessStacks] = []
+        thread_ids = np.zeros(len(thread_first), np.uint32)
+        for n, index in enumerate(thread_first.tolist()):
+            comm = bytes(batch.comm[index])
+            process = self._follower.get(
+                int(batch.pid[index]), int(batch.start_ns[index]), int(batch.time_ns[index]),
+                known=True, uid=int(batch.uid[index]), comm=comm,
+            )  # fmt: skip
+            process.last_seen_ns = int(batch.time_ns[index])
+            processes.append(process)
+            thread_ids[n] = threads.get(tables, process, int(batch.tid[index]), comm)
+        _, hash_of = np.unique(hashes, return_inverse=True)
+        pairs, first, pair_of = np.unique(
+            hash_of.astype(np.int64) * len(thread_first) + thread_of, return_index=True, return_inverse=True
+        )
+        counts = np.bincount(pair_of, minlength=len(pairs)).tolist()
+        stack_ids = np.zeros(len(pairs), np.uint32)
+        for n, index in enumerate(first.tolist()):
+            process = processes[int(thread_of[index])]
+            stack_ids[n] = self._stack_id(process, int(hashes[index]), counts[n], tables, ids)
+        return thread_ids[thread_of], stack_ids[pair_of]
+
+    def _stack_id(
+        self, process: ProcessStacks, hashed: int, count: int, tables: Tables, ids: FrameIds
+    ) -> int:
+        known = self._by_hash.get((process.pid, process.start_ns, hashed))
+        if known is None:
+            self.unknown += count
+            self._programs.resend_stack(process.pid, hashed)
+            return tables.stack([tables.frame(tables.function(UNKNOWN_STACK, "", "", FrameKind.UNKNOWN))])
+        stack, complete = known
+        self.truncated += 0 if complete else count
+        if stack.ids is not ids:  # a new set of frame ids began: name the same frames in it
+            described = [stack.ids.describe(frame) for frame in stack.frames]
+            stack.frames = tuple(
+                ids.get(name, file, binary, kind, line=line) for name, file, binary, kind, line in described
+            )
+            stack.ids, stack.generation = ids, -1
+        if stack.generation != tables.generation:
+            stack.table_id = tables.stack(ids.to_tables(tables, stack.frames))
+            stack.generation = tables.generation
+        return stack.table_id
+
+
+class ThreadIds:
+    """Ids of threads in the current tables, cached in the processes."""
+
+    def __init__(self, follower: ProcessFollower) -> None:
+        self._follower = follower
+        self._generation = -1
+
+    def get(self, tables: Tables, process: ProcessStacks, tid: int, comm: bytes) -> int:
+        """The id of a thread of a process, with its name as the record has it."""
+        if self._generation != tables.generation:
+            self._generation = tables.generation
+            for known in self._follower.all():
+                known.table_threads.clear()
+        thread = process.table_threads.get((tid, comm))
+        if thread is None:
+            process_id = tables.process(process.definition)
+            thread = tables.thread(process_id, tid, comm.decode("utf-8", "backslashreplace"))
+            process.table_threads[tid, comm] = thread
+        return thread
+
+
+def cut_at_probe(frames: tuple[int, ...], ids: FrameIds) -> tuple[int, ...]:
+    """A launch's frames, root first, without what lies between the API call and the probe: CUPTI's and this
+    project's callbacks, and the driver's functions without a name that call them.
+    """
+    end = len(frames)
+    while end and _is_callback(ids.describe(frames[end - 1])[2]):
+        end -= 1
+    at = end
+    while at and _is_driver(ids.describe(frames[at - 1])[2]):
+        if ids.describe(frames[at - 1])[0].startswith("cu"):
+            return frames[:at]
+        at -= 1
+    return frames[:end]
+
+
+def _is_callback(binary: str) -> bool:
+    return binary == INJECTION_LIBRARY or binary.startswith("libcupti.so")
+
+
+def _is_driver(binary: str) -> bool:
+    return binary.startswith("libcuda.so")
+
+
+def _part(batch: Batch, at: NDArray[np.int64]) -> Batch:
+    """The records at these indices; the words stay where they are."""
+    columns: dict[str, Any] = {
+        name: getattr(batch, name)[at] for name in Batch.__dataclass_fields__ if name != "words"
+    }
+    return replace(batch, **columns)
+
+
+def _by_process(
+    batch: Batch,
+    tables: Tables,
+    thread: NDArray[np.uint32],
+    stack: NDArray[np.uint32],
+    weight: NDArray[np.float32],
+) -> list[Launches]:
+    """Split by process and attach epoch, each in the order of the records; without processes of too many epochs."""
+    epoch = batch.extra >> np.uint64(32)
+    start = batch.start_ns
+    keys, whose = np.unique(batch.pid.astype(np.uint64) << np.uint64(32) | epoch, return_inverse=True)
+    _, pid_of, epochs = np.unique(keys >> np.uint64(32), return_inverse=True, return_counts=True)
+    order = np.argsort(whose, kind="stable")
+    order = order[(epochs <= MAX_EPOCHS)[pid_of][whose[order]]]
+    edges = np.flatnonzero(np.diff(whose[order])) + 1
+    found = []
+    for at in np.split(order, edges) if len(order) else []:
+        first = int(at[0])
+        found.append(
+            Launches(
+                tables, int(batch.pid[first]), to_tick(int(start[first])), int(epoch[first]),
+                (batch.extra[at] & np.uint64(0xFFFFFFFF)).astype(np.uint32), batch.time_ns[at],
+                thread[at], stack[at], weight[at],
+            )
+        )  # fmt: skip
+    return found
+
+
+def to_tick(start_ns: int) -> int:
+    """A process's start as /proc shows it."""
+    return start_ns - start_ns % NS_PER_TICK
