@@ -3,9 +3,10 @@ gpuprof.bpf.loader`.
 
 The only module that imports bcc, and a process of its own: LLVM needs some hundred megabytes that the sampler
 must not keep. It is given a descriptor of a SOCK_SEQPACKET socket (`--fd`) and the sizes of the maps
-(`--config`, JSON), sends one message and exits. The message is JSON: {"ok": true, "maps": {name: size},
-"programs": [name, ...], "launch_problem": text} with the descriptors of the maps and programs, in this order,
-attached by SCM_RIGHTS; the programs of launches are missing where `launch_problem` says why; or {"ok": false, "message", "hint", "exit_code"}.
+(`--config`, JSON), sends one message and exits. The message is JSON: {"ok": true, "maps": [name, ...],
+"programs": [name, ...], "launch_problem": text} with the descriptors of the maps and programs, in this
+order, attached by SCM_RIGHTS; the programs of launches are missing where `launch_problem` says why; or
+{"ok": false, "message", "hint", "exit_code"}.
 """
 
 from __future__ import annotations
@@ -184,7 +185,9 @@ class Loader:
             ) from None
         _raise_locked_memory()
         program = self._compile(bcc, {**offsets, **self._config})
-        programs = self._load_family(program, SAMPLING, TAIL_CALLED, "cpu_programs", _BPF_PROG_TYPE_PERF_EVENT)
+        programs = self._load_family(
+            program, SAMPLING, TAIL_CALLED, "cpu_programs", _BPF_PROG_TYPE_PERF_EVENT
+        )
         for name in TRACEPOINTS:
             programs[name] = self._load(program, name, _BPF_PROG_TYPE_RAW_TRACEPOINT)
         problem = ""

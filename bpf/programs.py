@@ -262,8 +262,8 @@ _CPU_IS_GONE = {errno.ENXIO, errno.ENODEV, errno.EINVAL}  # it went offline betw
 
 
 def run_loader(config: dict[str, int]) -> tuple[dict[str, int], dict[str, int], str]:
-    """Run the loader process; (maps, programs) by name with descriptors of ours, and why there are no programs
-    for launches. Raises GpuprofError.
+    """Run the loader process; (maps, programs) by name with descriptors of ours, and why launches have none.
+    Raises GpuprofError.
     """
     body, descriptors, status = _ask_loader(config)
     message: dict[str, Any] = json.loads(body) if body else {"ok": False}

@@ -97,6 +97,10 @@ class CpuStacks:
         """Have the tables of a process ready before its next launch. From any thread."""
         self._to_follow.append(pid)
 
+    def follows(self, pid: int) -> bool:
+        """Whether the tables of a process are there, with those of its injection library. From any thread."""
+        return pid not in self._to_follow and pid in self.injected_pids()
+
     def injected_pids(self) -> set[int]:
         """Processes that were seen to map the injection library. From any thread."""
         return {process.pid for process in self._follower.all() if process.injected}
@@ -116,7 +120,12 @@ class CpuStacks:
             if self._programs.maps:
                 counters = self._programs.counters()
                 self._kernel_lost_launches = counters["launch_ring_full"] + counters["launch_conflicts"]
-        lost = self._kernel_lost_launches + self._lost_launches + self._launches.lost + self._launch_stacks.invalid
+        lost = (
+            self._kernel_lost_launches
+            + self._lost_launches
+            + self._launches.lost
+            + self._launch_stacks.invalid
+        )
         return lost, self._launch_stacks.truncated + self._launch_stacks.unknown
 
     def run_ns(self) -> int | None:
@@ -155,11 +164,14 @@ class CpuStacks:
                 self._follower.handle(self._programs.messages(), self._drain)
 
     def _tick(self) -> None:
-        while self._to_follow:
-            self._follower.want(self._to_follow.popleft())
+        wanted = list(self._to_follow)
+        for pid in wanted:
+            self._follower.want(pid)
         # Messages first: what they publish is needed to name the samples that came with them.
         self._drain()
         self._follower.handle(self._programs.messages(), self._drain)
+        for pid in wanted:  # only now: `follows` must not be true before it is so
+            self._to_follow.remove(pid)
         for _ in range(len(self._pending)):
             if self._pending and not self._stop.is_set():
                 batch = self._pending.popleft()

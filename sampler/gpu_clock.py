@@ -27,10 +27,12 @@ class GpuClock:
 
     def __init__(self) -> None:
         self.width_ns: int | None = None  # of the newest pair: how far off a converted time may be
-        self._segments: list[tuple[int, int]] = []  # (CUPTI's time of the first pair, difference), oldest first
+        self._segments: list[
+            tuple[int, int]
+        ] = []  # (CUPTI's time of the first pair, difference), oldest first
 
     def add(self, pairs: NDArray[Any], now_ns: int) -> int:
-        """Take pairs (rows with cupti_ns, mono_ns, width_ns) in their order; how many of them cannot be true."""
+        """Take pairs (rows with cupti_ns, mono_ns, width_ns) in their order; how many cannot be true."""
         invalid = max(len(pairs) - MAX_PAIRS, 0)
         for cupti_ns, mono_ns, width_ns in pairs[["cupti_ns", "mono_ns", "width_ns"]][-MAX_PAIRS:].tolist():
             true = 0 < cupti_ns < LIMIT and now_ns - MAX_AGE_NS < mono_ns <= now_ns + TOLERANCE_NS
@@ -50,6 +52,13 @@ class GpuClock:
     ) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
         """(start, end) as monotonic ns; 0, 0 for what cannot be true, such as a start of 0."""
         sound = (start > 0) & (end >= start) & (end < LIMIT)
+        if not self._segments:
+            return np.zeros(len(start), np.uint64), np.zeros(len(start), np.uint64)
+        if sound.all():  # as nearly always: all from after the last step
+            first_ns, offset = self._segments[-1]
+            latest_ns = now_ns + TOLERANCE_NS - offset
+            if end.min() >= first_ns and end.max() <= latest_ns and int(start.min()) + offset > 0:
+                return start + np.uint64(offset % (1 << 64)), end + np.uint64(offset % (1 << 64))
         begin, finish = (np.where(sound, column, 0).astype(np.int64) for column in (start, end))
         difference = np.zeros(len(begin), np.int64)
         open_ = sound.copy()
@@ -59,10 +68,7 @@ class GpuClock:
             open_ &= ~fits
             if not open_.any():
                 break
-        if self._segments:  # from before the first pair: a step has hidden where it belongs, or it lies
-            difference[open_] = self._segments[0][1]
-        else:
-            sound[:] = False
+        difference[open_] = self._segments[0][1]  # a step has hidden where it belongs, or it lies
         begin += difference
         finish += difference
         sound &= begin > 0

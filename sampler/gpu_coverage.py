@@ -3,51 +3,38 @@
 `gpu_kernel_busy_percent` and `gpu_copy_busy_percent` are the share of a window in which at least one kernel
 (copy) ran: the union of the intervals, not their sum. They are given for devices of which some process is
 recording. `gpu_observed` is 1 where all processes that NVML lists on the device were recording and nothing
-was lost: only then is the rest of the window idle time. The readings come about a second late, when the records of
-a window are in; a record that comes later still is in the rows, and not in these readings.
+was lost: only then is the rest of the window idle time. The readings come about a second late, when the
+records of a window are in; a record that comes later still is in the rows, and not in these readings.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from gpuprof.sampler.gpu_worker import ReadingSink
+from gpuprof.snapshots.gaps import EMPTY, Spans, union
 
 WINDOW_NS = 200_000_000
 LATE_NS = 1_000_000_000
 OBSERVED_NS = 1_000_000_000
-MAX_INTERVALS = 1 << 16  # of one device and kind that wait; more are merged
+MAX_WINDOWS = 600  # in one go, as after a sleep of the machine
+MERGE_ABOVE = 1 << 16  # intervals of one device and kind that wait are merged when there are more
 METRICS = ("gpu_kernel_busy_percent", "gpu_copy_busy_percent")
-_TIME = np.int64
 
 
-def union(start: NDArray[Any], end: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Disjoint intervals (start, end), sorted, that cover what these cover; empty ones are left out."""
-    start, end = np.asarray(start, _TIME), np.asarray(end, _TIME)
-    filled = end > start
-    start, end = start[filled], end[filled]
-    order = np.argsort(start, kind="stable")
-    start, end = start[order], np.maximum.accumulate(end[order])
-    if not len(start):
-        return start, end
-    first = np.append(True, start[1:] > end[:-1])
-    last = np.append(first[1:], True)
-    return start[first], end[last]
+class ReadingSink(Protocol):
+    """The part of History that this needs."""
 
+    def series(
+        self, metric: str, *, gpu: str | None = None, pid: int | None = None, core: int | None = None
+    ) -> int: ...
 
-def busy_ns(start: NDArray[np.int64], end: NDArray[np.int64], edges: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How much of each window [edges[i], edges[i+1]) these disjoint, sorted intervals cover."""
-    if not len(start):
-        return np.zeros(max(len(edges) - 1, 0), _TIME)
-    before = np.append(0, np.cumsum(end - start))
-    at = np.searchsorted(start, edges, side="right")
-    covered = before[at] - np.where(at > 0, np.maximum(end[at - 1] - edges, 0), 0)
-    windows: NDArray[np.int64] = np.diff(covered)
-    return windows
+    def add_readings(
+        self, series: ArrayLike, start_ns: ArrayLike, end_ns: ArrayLike, value: ArrayLike
+    ) -> None: ...
 
 
 class Coverage:
@@ -55,48 +42,54 @@ class Coverage:
 
     def __init__(self, history: ReadingSink, now_ns: int) -> None:
         self._history = history
-        self._waiting: dict[tuple[str, int], tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
+        self._busy: dict[tuple[str, int], Spans] = {}
+        self._waiting: dict[tuple[str, int], list[tuple[NDArray[Any], NDArray[Any]]]] = {}
         self._done_ns = now_ns // WINDOW_NS * WINDOW_NS
-        self._series: dict[tuple[str, str, int | None], int] = {}
         self._seen_ns = now_ns
+        self._series: dict[tuple[str, str, int | None], int] = {}
 
     def add(self, gpu: str, start: NDArray[Any], end: NDArray[Any], *, kernel: bool) -> None:
         """Add intervals (monotonic ns, valid) of kernels or copies."""
         key = (gpu, 0 if kernel else 1)
-        begin, finish = np.maximum(np.asarray(start, _TIME), self._done_ns), np.asarray(end, _TIME)
-        if key in self._waiting:
-            waiting = self._waiting[key]
-            begin, finish = np.concatenate([waiting[0], begin]), np.concatenate([waiting[1], finish])
-        if len(begin) > MAX_INTERVALS:
-            begin, finish = union(begin, finish)
-            begin, finish = begin[-MAX_INTERVALS:], finish[-MAX_INTERVALS:]
-        self._waiting[key] = begin, finish
+        waiting = self._waiting.setdefault(key, [])
+        waiting.append((start, end))
+        if sum(len(part) for part, _ in waiting) > MERGE_ABOVE:
+            self._merge(key)
+
+    def _merge(self, key: tuple[str, int]) -> Spans:
+        """All intervals of a device and kind as a set, without what is already written."""
+        parts = self._waiting.pop(key, [])
+        busy = self._busy.get(key, EMPTY)
+        if parts:
+            starts, ends = zip(*parts, strict=True)
+            busy = busy.joined(union(np.concatenate(starts), np.concatenate(ends)))
+        busy = busy.clipped(self._done_ns, 1 << 62)
+        if len(busy) > MERGE_ABOVE:  # the newest cannot be kept all: a process that lies
+            busy = Spans(busy.start[:MERGE_ABOVE], busy.end[:MERGE_ABOVE])
+        self._busy[key] = busy
+        return busy
 
     def write(self, now_ns: int, gpus: Collection[str]) -> None:
         """Write the windows that are over for `LATE_NS`, of these devices."""
         until_ns = (now_ns - LATE_NS) // WINDOW_NS * WINDOW_NS
         if until_ns <= self._done_ns:
             return
-        first_ns = max(self._done_ns, until_ns - 600 * WINDOW_NS)  # after a long sleep of this machine
-        edges = np.arange(first_ns, until_ns + 1, WINDOW_NS)
-        self._done_ns = until_ns
-        for gpu in gpus:
+        first_ns = max(self._done_ns, until_ns - MAX_WINDOWS * WINDOW_NS)
+        edges = np.arange(first_ns, until_ns + 1, WINDOW_NS, dtype=np.int64)
+        for gpu in sorted(gpus):
             for kind, metric in enumerate(METRICS):
-                begin, finish = union(*self._waiting.pop((gpu, kind), (np.zeros(0), np.zeros(0))))
-                percent = busy_ns(begin, finish, edges) * (100.0 / WINDOW_NS)
+                percent = self._merge((gpu, kind)).in_windows(edges) * (100.0 / WINDOW_NS)
                 series = np.full(len(percent), self._series_id(metric, gpu, None), np.uint32)
-                self._history.add_readings(series, edges[:-1], edges[1:], percent)  # type: ignore[arg-type]
-                later = finish > until_ns
-                if later.any():
-                    self._waiting[gpu, kind] = np.maximum(begin[later], until_ns), finish[later]
-        self._waiting = {
-            key: value for key, value in self._waiting.items() if key[0] in gpus and len(value[0])
-        }
+                self._history.add_readings(series, edges[:-1], edges[1:], percent)
+        self._done_ns = until_ns
+        for key in [key for key in {*self._busy, *self._waiting} if key[0] not in gpus]:
+            self._busy.pop(key, None)
+            self._waiting.pop(key, None)
 
     def write_observed(
         self, now_ns: int, pids: Mapping[str, Collection[int]], recording: Collection[int]
     ) -> None:
-        """Write since the last call which of the processes on each device were recording; call it once a second."""
+        """Write which processes on each device were recording since the last call, a second ago."""
         start_ns, self._seen_ns = max(self._seen_ns, now_ns - 3 * OBSERVED_NS), now_ns
         ids, values = [], []
         for gpu, listed in pids.items():

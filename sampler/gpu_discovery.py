@@ -93,7 +93,7 @@ class Discovery:
 
 
 def ring_number(pid: int) -> int | None:
-    """The lowest descriptor of a process whose link names a ring; None where there is none, or no permission."""
+    """The lowest descriptor of a process whose link names a ring; None: there is none, or no permission."""
     folder = f"/proc/{pid}/fd"
     try:
         with os.scandir(folder) as entries:
@@ -119,7 +119,9 @@ def take(pid: int, number: int, known: Collection[tuple[int, int]]) -> FoundRing
         return None
     fd = copy = -1
     try:
-        process = describe(pid)  # the pidfd is open: if this describes another process, getfd fails or is_gone
+        process = describe(
+            pid
+        )  # the pidfd is open: if this describes another process, getfd fails or is_gone
         copy = pidfds.get_fd(pidfd, number)
         info = os.fstat(copy)
         identity = (info.st_dev, info.st_ino)

@@ -76,7 +76,9 @@ class NameTable:
 
     def kernels(self, ids: NDArray[np.uint32]) -> NDArray[np.uint32]:
         """Index in `leaves` of each kernel's name id."""
-        return np.where(ids < MAX_NAMES, self._index[np.minimum(ids, MAX_NAMES - 1)], 0)
+        if len(ids) and ids.max() >= MAX_NAMES:
+            ids = np.where(ids < MAX_NAMES, ids, 0)
+        return self._index[ids]
 
     @staticmethod
     def copies(kinds: NDArray[np.uint8]) -> NDArray[np.uint32]:

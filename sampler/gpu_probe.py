@@ -41,7 +41,7 @@ def find_probe(pid: int) -> ProbeSite:
 
 
 def probe_offset(elf: ElfFile) -> int:
-    """File offset of the probe function. GpuprofError when there is none, or it does not begin with the nop."""
+    """File offset of the probe function. GpuprofError: there is none, or it does not begin with the nop."""
     symbol = elf.dynamic_symbols({FUNCTION}).get(FUNCTION)
     offset = elf.offset_of(symbol[0]) if symbol is not None else None
     if offset is None:

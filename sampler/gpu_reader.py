@@ -67,6 +67,10 @@ class GpuReader:
         """Processes that NVML lists on any GPU now."""
         return set().union(*(worker.pids for worker in self._workers))
 
+    def pids_by_gpu(self) -> dict[str, frozenset[int]]:
+        """Processes that NVML lists on each GPU or MIG instance now, by UUID."""
+        return {gpu: pids for worker in self._workers for gpu, pids in worker.pids_by_gpu.items()}
+
     def status(self) -> SourceStatus:
         """Where it stands.
 

@@ -131,6 +131,7 @@ class SlowReadings:
         self._energy_due_ns = 0
         self._invalid = 0
         self.pids: frozenset[int] = frozenset()
+        self.pids_known = False  # False: the driver does not say, which is not the same as none
         self.gpm_works = self._gpm is not None
 
     @property
@@ -161,6 +162,7 @@ class SlowReadings:
     def _read_processes(self) -> list[Reading]:
         now = time.monotonic_ns()
         memory = self._device.processes()
+        self.pids_known = not isinstance(memory, Absent)
         if isinstance(memory, Absent):
             self.pids = frozenset()
             memory = {}

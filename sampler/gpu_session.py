@@ -58,7 +58,8 @@ class GpuSession:
         self.probe_fd: int | None = None
         self.probe_problem = ""
         self.locked = False
-        self.began_ns = 0  # when we began to listen
+        self.probed_ns = 0  # when the probe was attached
+        self.began_ns = time.monotonic_ns()  # when we began to listen
         self.uuids: list[str | None] = [None] * DEVICES  # by the process's own ordinal
         self.epochs: dict[int, int] = {}  # attach epoch: time of its last records
         self._found = found
@@ -126,7 +127,7 @@ class GpuSession:
             if not len(slots):
                 break
             slots_read += len(slots)
-            work += self.decode(slots, now_ns)
+            work += self.decode(slots, time.monotonic_ns())  # not of before: it would lie in the future
         if slots_read > SLOTS_AT_ONCE and (self.invalid - invalid_before) * 2 > slots_read:
             self._resume_ns = now_ns + PAUSE_NS
         if slots_read and self.uuids[0] is None:
@@ -154,16 +155,18 @@ class GpuSession:
         if not count:
             return []
         start, end = self.clock.convert(slots["start"], slots["end"], now_ns)
-        leaf = np.where(kind == KERNEL, self.names.kernels(slots["name"]), MEMSET_INDEX)
-        leaf = np.where(kind == MEMCPY, self.names.copies(slots["flags"]), leaf)
+        kernel, leaf = kind == KERNEL, self.names.kernels(slots["name"])
+        if not kernel.all():
+            copies = np.where(kind == MEMCPY, self.names.copies(slots["flags"]), MEMSET_INDEX)
+            leaf = np.where(kernel, leaf, copies).astype(np.uint32)
         columns: Columns = {
             "correlation": slots["correlation"],
             "start_ns": start,
             "end_ns": end,
             "device": np.minimum(slots["device"], DEVICES),
             "stream": slots["stream"],
-            "leaf": leaf.astype(np.uint32),
-            "kernel": kind == KERNEL,
+            "leaf": leaf,
+            "kernel": kernel,
         }
         # What ran before we listened belongs to nobody: its launches were not seen. It is no fault either.
         ours = (start == 0) | (start + np.uint64(TOLERANCE_NS) >= self.began_ns)
@@ -172,6 +175,9 @@ class GpuSession:
     def _by_epoch(
         self, epoch: NDArray[np.uint32], columns: Columns, keep: NDArray[np.bool_], now_ns: int
     ) -> list[Work]:
+        if keep.all() and int(epoch.min()) == int(epoch.max()) and int(epoch[0]) in self.epochs:
+            self.epochs[int(epoch[0])] = now_ns
+            return [(int(epoch[0]), columns)]
         found = np.unique(epoch[keep]).tolist()
         known = [number for number in found if number in self.epochs]
         new = [number for number in found if number not in self.epochs]

@@ -108,6 +108,17 @@ class GpuWorker:
         return frozenset().union(*(slow.pids for slow in self._slow))
 
     @property
+    def pids_by_gpu(self) -> dict[str, frozenset[int]]:
+        """Processes on the device, or on each of its MIG instances, by UUID, as far as the driver says."""
+        if self.device.lost:
+            return {}
+        return {
+            facts.uuid: slow.pids
+            for facts, slow in zip(self.facts, self._slow, strict=False)
+            if slow.pids_known
+        }
+
+    @property
     def invalid(self) -> int:
         return sum(fast.invalid for fast in self._fast) + sum(slow.invalid for slow in self._slow)
 

@@ -244,7 +244,7 @@ def _by_process(
     stack: NDArray[np.uint32],
     weight: NDArray[np.float32],
 ) -> list[Launches]:
-    """Split by process and attach epoch, each in the order of the records; without processes of too many epochs."""
+    """Split by process and attach epoch, in the order of the records; no processes of too many epochs."""
     epoch = batch.extra >> np.uint64(32)
     start = batch.start_ns
     keys, whose = np.unique(batch.pid.astype(np.uint64) << np.uint64(32) | epoch, return_inverse=True)

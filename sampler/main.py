@@ -243,6 +243,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--hz", type=_hz, default=DEFAULT_HZ, help="CPU stack samples per second and core")
     parser.add_argument("--no-cpu", dest="cpu", action="store_false", help="no CPU stacks")
     parser.add_argument("--no-nvml", dest="nvml", action="store_false", help="no NVML readings")
+    parser.add_argument("--no-gpu-work", dest="gpu_work", action="store_false", help="no GPU time")
     parser.add_argument("--history-mib", type=int, default=64, help="memory for the history (default: 64)")
     parser.add_argument("--history-minutes", type=int, default=60, help="its length (default: 60)")
     parser.add_argument("--command", metavar="PATH", help="path of gpuprof-tui, for the sudo line")

@@ -16,11 +16,13 @@ import time
 import traceback
 from collections.abc import Callable
 
+from gpuprof.sampler.launch_source import LaunchSource
 from gpuprof.sampler.status import Failed, Source
 from gpuprof.snapshots.errors import GpuprofError
 from gpuprof.snapshots.history import History
 
 _PATIENCE_S = 1.0
+_ALIVE = ("ok", "degraded")
 
 
 class Sources:
@@ -36,7 +38,12 @@ class Sources:
         self._stopped = False
         self._unsettled = 1
         self._by_name: dict[str, Source] = {}
-        for name, wanted in (("nvml", options.nvml), ("processes", True), ("cpu", options.cpu)):
+        for name, wanted in (
+            ("nvml", options.nvml),
+            ("processes", True),
+            ("cpu", options.cpu),
+            ("gpu", options.gpu_work),
+        ):
             state = "starting" if wanted else "off"
             self._by_name[name] = Failed(name, "" if wanted else "switched off", state=state)
 
@@ -65,6 +72,8 @@ class Sources:
             makers.append(("nvml", self._make_gpus))
         if self._options.cpu:
             makers.append(("cpu", self._make_stacks))
+        if self._options.gpu_work:
+            makers.append(("gpu", self._make_work))
         self._unsettled = len(makers)
         for name, make in makers:
             threading.Thread(target=self._start, args=(name, make), name=f"start-{name}", daemon=True).start()
@@ -108,15 +117,39 @@ class Sources:
         return HostReader(self._history, self._gpu_pids)
 
     def _make_stacks(self) -> Source:
-        if not self._privileged:
-            command = self._options.command
-            hint = f"sudo {shlex.quote(command)}" if command else "start it with sudo"
-            raise GpuprofError("CPU stacks need root, or CAP_BPF and CAP_PERFMON", hint)
+        self._need_privileges("CPU stacks need root, or CAP_BPF and CAP_PERFMON")
         self.wanted.wait(_PATIENCE_S)
         from gpuprof.bpf.programs import StackPrograms
         from gpuprof.sampler.cpu_stacks import CpuStacks
 
         return CpuStacks(self._history, StackPrograms.load(self._options.hz), self._options.hz)
+
+    def _make_work(self) -> Source:
+        self._need_privileges("GPU time needs root, or CAP_SYS_PTRACE with what CPU stacks need")
+        from gpuprof.sampler.gpu_work import GpuWork
+
+        return GpuWork(self._history, self._pids_by_gpu, self._launches, self._stacks_start)
+
+    def _need_privileges(self, message: str) -> None:
+        if not self._privileged:
+            command = self._options.command
+            raise GpuprofError(message, f"sudo {shlex.quote(command)}" if command else "start it with sudo")
+
+    def _launches(self) -> LaunchSource | None:
+        """The stack reader, once it runs."""
+        with self._lock:
+            source = self._by_name["cpu"]
+        return source if isinstance(source, LaunchSource) and source.status().state in _ALIVE else None
+
+    def _stacks_start(self) -> bool:
+        with self._lock:
+            return self._by_name["cpu"].status().state == "starting"
+
+    def _pids_by_gpu(self) -> dict[str, frozenset[int]] | None:
+        with self._lock:
+            source = self._by_name["nvml"]
+        pids = getattr(source, "pids_by_gpu", None)
+        return dict(pids()) if callable(pids) else None
 
     def _gpu_pids(self) -> set[int]:
         with self._lock:

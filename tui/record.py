@@ -74,9 +74,12 @@ def _import_all() -> None:
     """Import what the recording will need, since the caller may not be able to read the program's files."""
     import shutil
 
+    import numpy.ma  # numpy.unique imports it at its first call
+
     from gpuprof.snapshots import file, wire
 
     assert shutil
+    assert numpy.ma
     assert file
     assert wire
 

@@ -253,6 +253,11 @@ class CommandTransport(_Stream):
             except asyncio.TimeoutError:
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
+        if process is not None:
+            # Pipes with unread output stay open otherwise, and complain when the loop is closed.
+            pipes = getattr(process, "_transport", None)
+            if pipes is not None:
+                pipes.close()
         if self._stderr_task is not None:
             self._stderr_task.cancel()
             self._stderr_task = None

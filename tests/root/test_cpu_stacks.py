@@ -192,11 +192,11 @@ def test_python_calls_through_native_code_are_in_order(capture: Capture, version
     through_c = [row for row in rows if f"{prefix}native_five" in row.path]
     assert through_c
     for row in through_c:
-        at = [
-            row.path.index(name)
-            for name in ("work", f"{prefix}native_five", "list_sort", f"{prefix}key", "burn")
-        ]
-        assert at == sorted(at)
+        caller, key = row.path.index(f"{prefix}native_five"), row.path.index(f"{prefix}key")
+        assert row.path.index("work") < caller < key < row.path.index("burn")
+        between = row.path[caller + 1 : key]
+        # list.sort is a static function: a distribution's stripped Python has no name for it but its place
+        assert "list_sort" in between or any("python" in name and "!0x" in name for name in between), between
         assert not any(name.startswith("_PyEval_EvalFrameDefault") for name in row.path)
 
 

@@ -25,12 +25,15 @@ class PtyScreen:
     def __init__(
         self, argv: Sequence[str], columns: int = 120, rows: int = 36, *, answers: bool = True,
         environ: dict[str, str] | None = None, pass_fds: Sequence[int] = (), bytes_per_s: int | None = None,
+        answer_delay_s: float = 0.0,
     ) -> None:  # fmt: skip
         self.screen = pyte.Screen(columns, rows)
         self._stream = pyte.ByteStream(self.screen)
         self.raw = bytearray()
         self.answers = answers
         self.bytes_per_s = bytes_per_s
+        self.answer_delay_s = answer_delay_s
+        self.answer_at: list[float] = []  # when the answers that are owed will be given
         self.status: int | None = None
         self.started = time.monotonic()
         self.pid, self.fd = pty.fork()
@@ -53,6 +56,9 @@ class PtyScreen:
             self._read(min(left, 0.05))
 
     def _read(self, wait: float) -> bool:
+        while self.answer_at and self.answer_at[0] <= time.monotonic():
+            del self.answer_at[0]
+            self.send(b"\x1b[1;1R")
         if not select.select([self.fd], [], [], wait)[0]:
             return False
         limit = 65536
@@ -68,8 +74,8 @@ class PtyScreen:
             return False
         self.raw += data
         if self.answers:
-            for _ in range(data.count(b"\x1b[6n")):
-                self.send(b"\x1b[1;1R")
+            probes = data.count(b"\x1b[6n")
+            self.answer_at += [time.monotonic() + self.answer_delay_s] * probes
         with contextlib.suppress(Exception):  # pyte does not know every private sequence
             self._stream.feed(data)
         return True

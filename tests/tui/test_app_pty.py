@@ -272,6 +272,20 @@ def test_ctrl_z_gives_the_terminal_back_and_fg_takes_it_again(
         assert screen.wait_exit() == 0
 
 
+def test_no_answer_of_the_terminal_comes_after_the_end(
+    node_socket: tuple[Any, str], pty_screen: ModuleType
+) -> None:
+    """An answer that came later would be typed into the shell."""
+    with pty_screen.screen_of("--socket", node_socket[1], answer_delay_s=0.25) as screen:
+        screen.wait_for("samples")
+        for _ in range(20):
+            screen.send("j")
+            screen.pump(0.05)
+        screen.send("q")
+        assert screen.wait_exit() == 0
+        assert screen.answer_at == []
+
+
 def test_a_stray_continue_signal_changes_nothing(
     node_socket: tuple[Any, str], pty_screen: ModuleType
 ) -> None:

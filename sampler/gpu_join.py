@@ -1,0 +1,211 @@
+"""Puts GPU records and launches together and adds the rows to the history.
+
+Ids (threads, stacks) belong to one generation of the history's tables: whoever holds launches translates
+them when a new generation begins. Everything that uses ids happens under the history's lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuprof.sampler.gpu_names import GPU_BINARY
+from gpuprof.sampler.gpu_ring import DEVICES
+from gpuprof.sampler.gpu_session import GpuSession, Work
+from gpuprof.sampler.launch_stacks import Launches
+from gpuprof.snapshots.gpu_records import JoinCounts, Joined, LeafStacks, RecordJoin, valid
+from gpuprof.snapshots.history import History
+from gpuprof.snapshots.join import LaunchTable
+from gpuprof.snapshots.tables import Tables
+
+HOLD_NS = 1_500_000_000  # after its end: how long a record waits for its launch
+MAX_HELD = 1 << 15  # per process and attach epoch
+ACTIVE_NS = 10 * 10**9  # a device without work for longer is no longer covered by it
+ROLL_AFTER_NS = 2 * 10**9  # full tables that the stack reader has not replaced by then are replaced here
+
+Interval = tuple[str, NDArray[Any], NDArray[Any], bool]  # device, starts, ends, kernels (or copies)
+
+
+class WorkJoin:
+    """One LaunchTable for all processes. Not thread-safe, but for `counts`."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self._join = RecordJoin(LaunchTable(), hold_ns=HOLD_NS, max_held=MAX_HELD)
+        self._tables = history.tables  # what the launches' ids refer to
+        self._leaf_ids: dict[tuple[int, int], _LeafIds] = {}
+        self._leaf_stacks = LeafStacks(history.tables)
+        self._active: dict[str, int] = {}
+        self._known_uuids: dict[str, str] = {}
+        self._full_since_ns: int | None = None
+        self.stale_launches = 0  # of a generation that was over before they were taken
+
+    @property
+    def counts(self) -> JoinCounts:
+        """What became of the records so far."""
+        return self._join.counts
+
+    def add_launches(self, launches: Sequence[Launches]) -> None:
+        """Take launches from the stack reader."""
+        with self._history.lock:
+            for part in launches:
+                if part.tables is self._history.tables:
+                    self._follow_tables()
+                if part.tables is not self._tables:
+                    self.stale_launches += len(part)
+                    continue
+                self._join.launches.add(
+                    (part.pid, part.start_ns),
+                    part.epoch,
+                    correlation=part.correlation,
+                    enter_ns=part.enter_ns,
+                    thread=part.thread,
+                    stack=part.stack,
+                    weight=part.weight,
+                )
+
+    def _follow_tables(self) -> None:
+        if self._tables is not self._history.tables:
+            self._join.launches.carry_over(self._tables.view(), self._history.tables)
+            self._tables = self._history.tables
+            self._leaf_ids.clear()
+            self._leaf_stacks = LeafStacks(self._tables)
+
+    def add_work(self, session: GpuSession, work: Sequence[Work], now_ns: int) -> list[Interval]:
+        """Join what a session read, and what waits of it; the valid intervals by device."""
+        intervals: list[Interval] = []
+        by_epoch: dict[int, list[Work]] = {epoch: [] for epoch in session.epochs}
+        for part in work:
+            by_epoch.setdefault(part[0], []).append(part)
+            intervals += self._intervals(session, part, now_ns)
+        if not work and not self._join.held:
+            return intervals
+        with self._history.lock:
+            self._follow_tables()
+            for epoch, parts in by_epoch.items():
+                for _, columns in parts or [(epoch, _NOTHING)]:
+                    self._add(session, self._join.take(session.key, epoch, columns, now_ns))
+        return intervals
+
+    def end(self, session: GpuSession) -> None:
+        """The last of a process that is gone."""
+        with self._history.lock:
+            self._follow_tables()
+            for epoch in session.epochs:
+                joined = self._join.flush(session.key, epoch)
+                if joined is not None:
+                    self._add(session, joined)
+            self._join.launches.forget(session.key)
+            self._leaf_ids.pop(session.key, None)
+
+    def active_gpus(self) -> list[str]:
+        """Devices that had work lately."""
+        return list(self._active)
+
+    def tidy(self, now_ns: int) -> None:
+        """Let go of what is too old; call it about once a second."""
+        self._join.launches.expire(now_ns)
+        self._active = {gpu: last for gpu, last in self._active.items() if now_ns - last < ACTIVE_NS}
+        gpus = self._history.gpus
+        # NVML names MIG instances "MIG-<uuid>", CUDA gives the same 16 bytes without the word.
+        self._known_uuids = {facts.uuid.partition("-")[2]: facts.uuid for facts in gpus.gpus} if gpus else {}
+        with self._history.lock:
+            if not self._history.tables.full:
+                self._full_since_ns = None
+            elif self._full_since_ns is None:
+                self._full_since_ns = now_ns
+            elif now_ns - self._full_since_ns > ROLL_AFTER_NS:
+                self._history.roll_generation()
+                self._follow_tables()
+
+    # -------------------------------------------------------------------------------- rows
+
+    def _add(self, session: GpuSession, joined: Joined) -> None:
+        if not len(joined):
+            return
+        tables = self._history.tables
+        ids = self._leaf_ids.get(session.key)
+        if ids is None:
+            ids = self._leaf_ids[session.key] = _LeafIds()
+        columns, launch = joined.columns, joined.launch
+        stack = self._leaf_stacks.of(launch.stack, ids.frames(tables, session)[columns["leaf"]])
+        thread = launch.thread
+        if not launch.found.all():
+            thread = np.where(thread < 0, _unknown_thread(tables, session), thread)
+        self._history.add_gpu_work(
+            start_ns=columns["start_ns"],
+            end_ns=columns["end_ns"],
+            gpu=self._gpu_ids(tables, session)[columns["device"]],
+            stream=columns["stream"],
+            thread=thread,
+            stack=stack,
+        )
+
+    def _gpu_ids(self, tables: Tables, session: GpuSession) -> NDArray[np.uint32]:
+        names = [self.uuid(session, ordinal) for ordinal in range(DEVICES)]
+        return np.array([*(tables.string(name) if name else 0 for name in names), 0], np.uint32)
+
+    def uuid(self, session: GpuSession, ordinal: int) -> str | None:
+        """The UUID, as NVML writes it, of a device by the process's own ordinal; None: not known."""
+        claimed = session.uuids[ordinal]
+        if claimed is None or not self._known_uuids:
+            return claimed
+        return self._known_uuids.get(claimed.partition("-")[2])
+
+    def _intervals(self, session: GpuSession, part: Work, now_ns: int) -> list[Interval]:
+        columns = part[1]
+        good = valid(columns["start_ns"], columns["end_ns"], now_ns)
+        devices = columns["device"]
+        if good.all() and columns["kernel"].all() and int(devices.min()) == int(devices.max()):
+            gpu = self.uuid(session, int(devices[0])) if devices[0] < DEVICES else None
+            if gpu is None:
+                return []
+            self._active[gpu] = now_ns
+            return [(gpu, columns["start_ns"], columns["end_ns"], True)]
+        found: list[Interval] = []
+        for device in np.unique(devices).tolist():
+            gpu = self.uuid(session, device) if device < DEVICES else None
+            if gpu is None:
+                continue
+            self._active[gpu] = now_ns
+            here = good & (devices == device)
+            for kernel in (True, False):
+                mask = here & (columns["kernel"] == kernel)
+                if mask.any():
+                    found.append((gpu, columns["start_ns"][mask], columns["end_ns"][mask], kernel))
+        return found
+
+
+class _LeafIds:
+    """Frame ids of a session's leaves in one generation of tables."""
+
+    def __init__(self) -> None:
+        self._ids = np.zeros(0, np.uint32)
+
+    def frames(self, tables: Tables, session: GpuSession) -> NDArray[np.uint32]:
+        leaves = session.names.leaves
+        if len(self._ids) < len(leaves):
+            new = [
+                tables.frame(tables.function(name, "", GPU_BINARY, kind))
+                for name, kind in leaves[len(self._ids) :]
+            ]
+            self._ids = np.concatenate([self._ids, np.array(new, np.uint32)])
+        return self._ids
+
+
+def _unknown_thread(tables: Tables, session: GpuSession) -> int:
+    return tables.thread(tables.process(session.process), 0, session.process.name)
+
+
+_NOTHING: dict[str, NDArray[Any]] = {
+    "correlation": np.zeros(0, np.uint32),
+    "start_ns": np.zeros(0, np.uint64),
+    "end_ns": np.zeros(0, np.uint64),
+    "device": np.zeros(0, np.uint16),
+    "stream": np.zeros(0, np.uint32),
+    "leaf": np.zeros(0, np.uint32),
+    "kernel": np.zeros(0, np.bool_),
+}

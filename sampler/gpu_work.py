@@ -1,0 +1,232 @@
+"""The source of GPU work: a thread that finds the processes with an injection library, reads their rings,
+joins the records with the launches of the stack reader, and adds the rows to the history.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+
+from gpuprof.sampler.gpu_coverage import Coverage
+from gpuprof.sampler.gpu_discovery import Discovery, FoundRing
+from gpuprof.sampler.gpu_join import WorkJoin
+from gpuprof.sampler.gpu_probe import find_probe
+from gpuprof.sampler.gpu_session import GpuSession
+from gpuprof.sampler.gpu_work_status import describe_state
+from gpuprof.sampler.launch_source import LaunchSource
+from gpuprof.snapshots.errors import GpuprofError
+from gpuprof.snapshots.frames import SourceStatus
+from gpuprof.snapshots.history import History
+
+TICK_S = 0.1
+LOOK_NS = 1_000_000_000  # how often processes are looked for, headers read, coverage written
+MAX_SESSIONS = 64  # each ring may take 8 MB of memory
+GRACE_NS = 1_500_000_000  # after a process's end: its last launches are still on their way
+PROBE_RETRY_NS = 5 * 10**9
+TABLES_NS = 10**9  # the longest wait for the unwind tables of a process before it is listened to
+
+
+class GpuWork:
+    """GPU work of all processes that record, from start() to stop(). Nothing is raised out of the thread.
+
+    `gpu_pids`: by device UUID the processes that NVML lists there now; None without NVML. `launches`: the
+    source of launch stacks; None as long as, or when, there is none. `stacks_start`: whether there will be
+    one in a moment.
+    """
+
+    def __init__(
+        self,
+        history: History,
+        gpu_pids: Callable[[], Mapping[str, Collection[int]] | None],
+        launches: Callable[[], LaunchSource | None],
+        stacks_start: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._history = history
+        self._gpu_pids = gpu_pids
+        self._launch_source = launches
+        self._stacks_start = stacks_start
+        self._discovery = Discovery()
+        self._join = WorkJoin(history)
+        self._coverage = Coverage(history, time.monotonic_ns())
+        self._sessions: list[GpuSession] = []
+        self._listed: Mapping[str, Collection[int]] | None = None
+        self._lost_before: dict[int, int] = {}
+        self._next_look_ns = 0
+        self._next_probe_ns: dict[int, int] = {}
+        self._ended_lost = self._ended_invalid = 0
+        self._failure = ""
+        self._status = SourceStatus("gpu", "starting")
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin to look for processes."""
+        self._thread = threading.Thread(target=self._run, name="gpu-work", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Let go of all rings: the processes stop recording at their next launch."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(5)
+            self._thread = None
+
+    def status(self) -> SourceStatus:
+        """State and counts so far."""
+        return self._status
+
+    # -------------------------------------------------------------------------------- the thread
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                began = time.monotonic()
+                self.tick(time.monotonic_ns())
+                self._stop.wait(max(0.01, TICK_S - (time.monotonic() - began)))
+        except Exception as error:  # noqa: BLE001 - a fault here must not end the sampler, and must be seen
+            traceback.print_exc(file=sys.stderr)
+            self._failure = f"the reader of GPU work failed: {error!r}"
+        finally:
+            for session in self._sessions:
+                session.close()
+            self._sessions = []
+            self._set_status()
+
+    def tick(self, now_ns: int) -> None:
+        """One round: read all rings, then take the launches, join, write."""
+        source = self._launch_source()
+        if now_ns >= self._next_look_ns:
+            self._next_look_ns = now_ns + LOOK_NS
+            self._look(now_ns, source)
+        for session in [session for session in self._sessions if not session.locked]:
+            self._listen(session, source, now_ns)
+        # Records before launches, so that few records come before their launch.
+        work = [(session, session.read(now_ns)) for session in self._sessions]
+        launches = source.take_launches() if source is not None else []
+        self._join.add_launches(launches)
+        read_ns = time.monotonic_ns()
+        for session, parts in work:
+            intervals = self._join.add_work(session, parts, read_ns)
+            for gpu, start, end, kernel in intervals:
+                self._coverage.add(gpu, start, end, kernel=kernel)
+        self._coverage.write(now_ns, self._covered())
+        for session in [s for s in self._sessions if s.ended_ns and now_ns - s.ended_ns > GRACE_NS]:
+            self._end(session)
+
+    def _look(self, now_ns: int, source: LaunchSource | None) -> None:
+        """What is done once a second."""
+        self._listed = self._gpu_pids()
+        for session in self._sessions:
+            session.look(now_ns)
+        candidates = set().union(*(self._listed or {}).values()) if self._listed else set()
+        if source is not None:
+            candidates |= source.injected_pids()
+        known = {session.identity for session in self._sessions}
+        for found in self._discovery.find(candidates, known):
+            self._begin(found, source, now_ns)
+        for session in self._sessions:
+            if session.locked:
+                self._probe(session, source, now_ns)
+        if self._listed is not None:
+            self._coverage.write_observed(now_ns, self._listed, self._well_recording())
+        self._join.tidy(now_ns)
+        self._set_status()
+
+    def _begin(self, found: FoundRing, source: LaunchSource | None, now_ns: int) -> None:
+        if len(self._sessions) >= MAX_SESSIONS:
+            self._discovery.refused[found.process.pid] = f"more than {MAX_SESSIONS} processes record"
+            found.close()
+            return
+        try:
+            session = GpuSession(found)
+        except GpuprofError as error:
+            self._discovery.refused[found.process.pid] = error.message
+            return
+        if session.facts.pid != session.own_pid:  # a child that inherited the descriptor: not its ring
+            session.close()
+            return
+        self._sessions.append(session)
+
+    def _listen(self, session: GpuSession, source: LaunchSource | None, now_ns: int) -> None:
+        """Let a process record, as soon as its launches can be seen from the first on."""
+        if session.ended_ns is not None:
+            return
+        if source is None and self._stacks_start():
+            return
+        self._probe(session, source, now_ns)
+        waits = session.probe_fd is not None and source is not None and not source.follows(session.pid)
+        if waits and now_ns - session.probed_ns < TABLES_NS:
+            return
+        if not session.lock():
+            self._discovery.refused[session.pid] = "another sampler listens to it"
+            self._sessions.remove(session)
+            session.close()
+
+    def _probe(self, session: GpuSession, source: LaunchSource | None, now_ns: int) -> None:
+        """Attach the launch probe, where that was not possible before."""
+        if session.probe_fd is not None or session.ended_ns is not None:
+            return
+        if source is None:
+            session.probe_problem = "CPU stacks are off, and with them launch stacks"
+            return
+        if now_ns < self._next_probe_ns.get(session.pid, 0):
+            return
+        self._next_probe_ns[session.pid] = now_ns + PROBE_RETRY_NS
+        try:
+            site = find_probe(session.pid)
+            source.follow(session.pid)
+            session.probe_fd = source.open_launch_probe(session.pid, site.path, site.offset)
+            session.probe_problem, session.probed_ns = "", now_ns
+        except GpuprofError as error:
+            session.probe_problem = error.message
+
+    def _end(self, session: GpuSession) -> None:
+        """The process is gone, and all that it wrote is read."""
+        self._join.end(session)
+        self._sessions.remove(session)
+        self._next_probe_ns.pop(session.pid, None)
+        self._lost_before.pop(session.pid, None)
+        self._ended_lost += session.lost
+        self._ended_invalid += session.invalid
+        session.close()
+
+    # -------------------------------------------------------------------------------- what is known
+
+    def _covered(self) -> set[str]:
+        """Devices of which something is recorded."""
+        gpus = set(self._join.active_gpus())
+        recording = {session.pid for session in self._sessions if session.recording}
+        for gpu, pids in (self._listed or {}).items():
+            if not recording.isdisjoint(pids):
+                gpus.add(gpu)
+        return gpus
+
+    def _well_recording(self) -> set[int]:
+        """Processes that record, and lost nothing since the last call."""
+        well = set()
+        for session in self._sessions:
+            before, self._lost_before[session.pid] = self._lost_before.get(session.pid, 0), session.lost
+            if session.recording and session.lost == before:
+                well.add(session.pid)
+        return well
+
+    def _set_status(self) -> None:
+        source = self._launch_source()
+        lost_launches, truncated = (0, 0)
+        if source is not None:
+            with suppress(OSError):
+                lost_launches, truncated = source.launch_losses()
+        counts = self._join.counts
+        state, reason, hint = describe_state(
+            self._sessions, self._discovery.refused, self._listed, lost_launches, self._failure
+        )
+        self._status = SourceStatus(
+            name="gpu", state=state, reason=reason, hint=hint,
+            lost=self._ended_lost + sum(session.lost for session in self._sessions),
+            invalid=counts.invalid + self._ended_invalid + sum(session.invalid for session in self._sessions),
+            early=counts.early, unmatched=counts.unmatched, truncated=truncated, samples=counts.valid,
+        )  # fmt: skip
