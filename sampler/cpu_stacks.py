@@ -99,11 +99,17 @@ class CpuStacks:
 
     def follows(self, pid: int) -> bool:
         """Whether the tables of a process are there, with those of its injection library. From any thread."""
-        return pid not in self._to_follow and pid in self.injected_pids()
+        if pid in self._to_follow:
+            return False
+        return any(process.injected for process in self._follower.all() if process.pid == pid)
 
     def injected_pids(self) -> set[int]:
-        """Processes that were seen to map the injection library. From any thread."""
-        return {process.pid for process in self._follower.all() if process.injected}
+        """Processes that map the injection library, or are to load it. From any thread."""
+        return {
+            process.pid
+            for process in self._follower.all()
+            if (process.injected or process.expects_library) and process.gone_ns is None
+        }
 
     def open_launch_probe(self, pid: int, path: str, offset: int) -> int:
         """StackPrograms.open_launch_probe, from any thread."""

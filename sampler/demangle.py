@@ -57,10 +57,39 @@ def display_name(raw: bytes) -> str:
         if name.startswith("_R") or _RUST_LEGACY.match(name):
             name = _demangle_rust(name)
         elif name.startswith(("_Z", "__Z", "___Z")):
-            name = fold(_demangle_cpp(name))
+            full = _demangle_cpp(name)
+            name = fold(full) if full != name else outer_name(name)
         elif (fortran := _FORTRAN.match(name)) is not None:
             name = f"{fortran[1]}::{fortran[2]}"
+    else:
+        name = outer_name(name)
     return clean(name, MAX_SHOWN)
+
+
+def demangled(raw: bytes) -> str:
+    """A C++ name whole, with parameters and template arguments; as it is where it is not one, or too long."""
+    name = raw[:MAX_MANGLED].decode("utf-8", "backslashreplace")
+    return _demangle_cpp(name) if name.startswith("_Z") else name
+
+
+def outer_name(mangled: str) -> str:
+    """The qualified name at the front of a mangled name that is too long to demangle, without its arguments.
+
+    Nested names of the Itanium C++ ABI (5.1.3) begin _ZN, then each part with its length before it; I opens
+    template arguments. The name as it is where it does not begin so.
+    """
+    parts: list[str] = []
+    at = len("_ZN")
+    while (
+        mangled.startswith("_ZN") and (number := re.compile(r"[1-9]\d{0,3}").match(mangled, at)) is not None
+    ):
+        end = number.end() + int(number[0])
+        parts.append(mangled[number.end() : end])
+        at = end
+    if not parts or at > len(mangled):
+        return mangled
+    text = "::".join("(anonymous namespace)" if part == "_GLOBAL__N_1" else part for part in parts)
+    return f"{text}<…>" if mangled.startswith("I", at) else text
 
 
 def fold(name: str) -> str:

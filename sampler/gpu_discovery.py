@@ -8,6 +8,7 @@ a GPU are looked at every time, all others in turn, a few at a time.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Collection
 from contextlib import suppress
@@ -20,6 +21,7 @@ from gpuprof.snapshots.errors import GpuprofError
 from gpuprof.snapshots.frames import ProcessDef
 
 MAX_FDS = 4096  # of a process that are looked at: the library opens its ring early
+MAX_RINGS = 4  # of one process: beside its own it may have inherited one
 MAX_CANDIDATES = 512
 OTHERS_AT_ONCE = 24  # processes that nobody points to, looked at in one round
 
@@ -55,17 +57,20 @@ class Discovery:
         self.refused: dict[int, str] = {}  # pid: why its ring was not taken
         self._others: list[int] = []
 
-    def find(self, candidates: Collection[int], known: Collection[tuple[int, int]]) -> list[FoundRing]:
+    def find(
+        self, candidates: Collection[int], known: Collection[tuple[int, int]], *, others: bool = True
+    ) -> list[FoundRing]:
         """Rings that are not `known` (by identity), of the candidates and of the next few other processes."""
         pids = [*sorted(candidates)[:MAX_CANDIDATES]]
-        pids += [pid for pid in self._next_others() if pid not in candidates]
+        if others:
+            pids += [pid for pid in self._next_others() if pid not in candidates]
         found: list[FoundRing] = []
         for pid in pids:
             self.refused.pop(pid, None)
-            taken = {*known, *(ring.identity for ring in found)}
-            ring = self._look_at(pid, taken)
-            if ring is not None:
-                found.append(ring)
+            for number in ring_numbers(pid) if pid != os.getpid() else []:
+                ring = self._take(pid, number, {*known, *(ring.identity for ring in found)})
+                if ring is not None:
+                    found.append(ring)
         for pid in [pid for pid in self.refused if not os.path.exists(f"/proc/{pid}")]:
             del self.refused[pid]
         return found
@@ -77,12 +82,7 @@ class Discovery:
         part, self._others = self._others[:OTHERS_AT_ONCE], self._others[OTHERS_AT_ONCE:]
         return part
 
-    def _look_at(self, pid: int, known: Collection[tuple[int, int]]) -> FoundRing | None:
-        if pid == os.getpid():
-            return None
-        number = ring_number(pid)
-        if number is None:
-            return None
+    def _take(self, pid: int, number: int, known: Collection[tuple[int, int]]) -> FoundRing | None:
         try:
             return take(pid, number, known)
         except GpuprofError as error:
@@ -92,20 +92,17 @@ class Discovery:
         return None
 
 
-def ring_number(pid: int) -> int | None:
-    """The lowest descriptor of a process whose link names a ring; None: there is none, or no permission."""
-    folder = f"/proc/{pid}/fd"
-    try:
-        with os.scandir(folder) as entries:
-            for count, entry in enumerate(entries):
-                if count >= MAX_FDS:
-                    return None
-                with suppress(OSError):
-                    if os.readlink(entry.path).startswith(NAME):
-                        return int(entry.name)
-    except OSError:
-        pass
-    return None
+def ring_numbers(pid: int) -> list[int]:
+    """The descriptors of a process whose links name a ring; none without permission."""
+    found: list[int] = []
+    with suppress(OSError), os.scandir(f"/proc/{pid}/fd") as entries:
+        for entry in itertools.islice(entries, MAX_FDS):
+            with suppress(OSError):
+                if os.readlink(entry.path).startswith(NAME):
+                    found.append(int(entry.name))
+            if len(found) == MAX_RINGS:
+                break
+    return found
 
 
 def take(pid: int, number: int, known: Collection[tuple[int, int]]) -> FoundRing | None:

@@ -1,8 +1,8 @@
 """Kernel names of one process: put together from their parts in the ring, demangled, numbered.
 
 A name comes once in an attach epoch, in parts of up to 44 bytes in their order, under an id that keeps its
-meaning for as long as the process lives. It is shown demangled and folded, as host functions are
-(demangle.py): instantiations of one kernel that differ in long template arguments only are one row.
+meaning for as long as the process lives. It is shown by a label (kernel_label.py): instantiations of one
+kernel that differ in element types only are one row.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuprof.sampler.demangle import display_name
+from gpuprof.sampler.kernel_label import kernel_label
 from gpuprof.snapshots.frames import FrameKind
 
 MAX_NAMES = 8192  # as names.h of the library
@@ -67,7 +67,7 @@ class NameTable:
         return True
 
     def _name(self, number: int, raw: bytes) -> None:
-        name = display_name(raw)
+        name = kernel_label(raw)
         index = self._by_name.get(name)
         if index is None:
             index = self._by_name[name] = len(self.leaves)

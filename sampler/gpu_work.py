@@ -15,7 +15,7 @@ from gpuprof.sampler.gpu_coverage import Coverage
 from gpuprof.sampler.gpu_discovery import Discovery, FoundRing
 from gpuprof.sampler.gpu_join import WorkJoin
 from gpuprof.sampler.gpu_probe import find_probe
-from gpuprof.sampler.gpu_session import GpuSession
+from gpuprof.sampler.gpu_session import GpuSession, Work
 from gpuprof.sampler.gpu_work_status import describe_state
 from gpuprof.sampler.launch_source import LaunchSource
 from gpuprof.snapshots.errors import GpuprofError
@@ -24,9 +24,12 @@ from gpuprof.snapshots.history import History
 
 TICK_S = 0.1
 LOOK_NS = 1_000_000_000  # how often processes are looked for, headers read, coverage written
+NEW_NS = 30 * 10**9  # for so long a process that is to load the library is looked at every time
+MAX_AT_ONCE = 16
 MAX_SESSIONS = 64  # each ring may take 8 MB of memory
 GRACE_NS = 1_500_000_000  # after a process's end: its last launches are still on their way
 PROBE_RETRY_NS = 5 * 10**9
+LATELY_NS = 10 * 10**9  # a loss is a reason to be degraded for so long; the counts stay
 TABLES_NS = 10**9  # the longest wait for the unwind tables of a process before it is listened to
 
 
@@ -55,10 +58,12 @@ class GpuWork:
         self._sessions: list[GpuSession] = []
         self._listed: Mapping[str, Collection[int]] | None = None
         self._lost_before: dict[int, int] = {}
-        self._next_look_ns = 0
+        self._next_look_ns = self._turn = 0
+        self._first_seen_ns: dict[int, int] = {}
         self._next_probe_ns: dict[int, int] = {}
         self._ended_lost = self._ended_invalid = 0
         self._failure = ""
+        self._launches_lost, self._launches_lost_ns = 0, -LATELY_NS
         self._status = SourceStatus("gpu", "starting")
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -102,20 +107,30 @@ class GpuWork:
         if now_ns >= self._next_look_ns:
             self._next_look_ns = now_ns + LOOK_NS
             self._look(now_ns, source)
+        elif source is not None:
+            self._look_at_new(now_ns, source)
         for session in [session for session in self._sessions if not session.locked]:
             self._listen(session, source, now_ns)
         # Records before launches, so that few records come before their launch.
-        work = [(session, session.read(now_ns)) for session in self._sessions]
+        work = [(session, session.read(now_ns)) for session in self._sessions if session.locked]
         launches = source.take_launches() if source is not None else []
         self._join.add_launches(launches)
         read_ns = time.monotonic_ns()
         for session, parts in work:
-            intervals = self._join.add_work(session, parts, read_ns)
-            for gpu, start, end, kernel in intervals:
-                self._coverage.add(gpu, start, end, kernel=kernel)
+            self._add(session, parts, read_ns)
         self._coverage.write(now_ns, self._covered())
         for session in [s for s in self._sessions if s.ended_ns and now_ns - s.ended_ns > GRACE_NS]:
             self._end(session)
+
+    def _add(self, session: GpuSession, parts: list[Work], now_ns: int) -> None:
+        try:
+            for gpu, start, end, kernel in self._join.add_work(session, parts, now_ns):
+                self._coverage.add(gpu, start, end, kernel=kernel)
+        except (ValueError, IndexError, KeyError, OverflowError, GpuprofError):
+            # What cannot be understood in spite of all checks is counted and left out; the others go on.
+            if not self._ended_invalid:
+                traceback.print_exc(file=sys.stderr)
+            self._ended_invalid += sum(len(columns["correlation"]) for _, columns in parts)
 
     def _look(self, now_ns: int, source: LaunchSource | None) -> None:
         """What is done once a second."""
@@ -124,7 +139,7 @@ class GpuWork:
             session.look(now_ns)
         candidates = set().union(*(self._listed or {}).values()) if self._listed else set()
         if source is not None:
-            candidates |= source.injected_pids()
+            candidates |= self._some_of(source.injected_pids())
         known = {session.identity for session in self._sessions}
         for found in self._discovery.find(candidates, known):
             self._begin(found, source, now_ns)
@@ -135,6 +150,27 @@ class GpuWork:
             self._coverage.write_observed(now_ns, self._listed, self._well_recording())
         self._join.tidy(now_ns)
         self._set_status()
+
+    def _look_at_new(self, now_ns: int, source: LaunchSource) -> None:
+        """What is done every time: a process that has just started should not have to wait."""
+        pids = source.injected_pids()
+        self._first_seen_ns = {pid: self._first_seen_ns.get(pid, now_ns) for pid in pids}
+        taken = {session.pid for session in self._sessions}
+        new = {pid for pid, seen_ns in self._first_seen_ns.items() if now_ns - seen_ns < NEW_NS} - taken
+        new = self._some_of(new)
+        if new:
+            known = {session.identity for session in self._sessions}
+            for found in self._discovery.find(new, known, others=False):
+                self._begin(found, source, now_ns)
+
+    def _some_of(self, pids: set[int]) -> set[int]:
+        """A few of them, others each time: workers that inherited the library's mapping may be many."""
+        if len(pids) <= MAX_AT_ONCE:
+            return pids
+        self._turn += MAX_AT_ONCE
+        ordered = sorted(pids)
+        at = self._turn % len(ordered)
+        return set((ordered + ordered)[at : at + MAX_AT_ONCE])
 
     def _begin(self, found: FoundRing, source: LaunchSource | None, now_ns: int) -> None:
         if len(self._sessions) >= MAX_SESSIONS:
@@ -220,9 +256,13 @@ class GpuWork:
         if source is not None:
             with suppress(OSError):
                 lost_launches, truncated = source.launch_losses()
+        now_ns = time.monotonic_ns()
+        if lost_launches > self._launches_lost:
+            self._launches_lost, self._launches_lost_ns = lost_launches, now_ns
+        lately = lost_launches if now_ns - self._launches_lost_ns < LATELY_NS else 0
         counts = self._join.counts
         state, reason, hint = describe_state(
-            self._sessions, self._discovery.refused, self._listed, lost_launches, self._failure
+            self._sessions, self._discovery.refused, self._listed, lately, self._failure
         )
         self._status = SourceStatus(
             name="gpu", state=state, reason=reason, hint=hint,

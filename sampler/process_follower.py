@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from gpuprof.bpf.records import ControlMessage, MessageReason
 from gpuprof.sampler.frame_ids import FrameIds
 from gpuprof.sampler.maps import Mapping, read_maps
-from gpuprof.sampler.process_stacks import ProcessStacks
+from gpuprof.sampler.process_stacks import INJECTION_LIBRARY, ProcessStacks
 from gpuprof.sampler.processes import NS_PER_TICK, cpu_ticks, describe, start_time_ns, user_name
 from gpuprof.sampler.python_runtime import PythonLayout, UnsupportedPython, find_python, has_python
 from gpuprof.sampler.symbol_store import SymbolStore
@@ -26,6 +26,7 @@ EXPIRE_NS = 60 * 10**9
 MIN_SCAN_PAUSE_NS = 100_000_000
 MAX_SCAN_PAUSE_NS = 10 * 10**9
 PYTHON_RETRY_NS = (50_000_000, 200_000_000, 1_000_000_000, 5_000_000_000)
+MAX_ENVIRON_BYTES = 256 << 10
 FIRST_SCAN_NS = 300_000_000  # spent before sampling begins on the busiest processes
 
 
@@ -107,9 +108,13 @@ class ProcessFollower:
             and (not known or time_ns >= process.since_ns)
         ):
             return process
-        for exited in self._exited:
-            if exited.pid == pid and exited.start_ns == start_ns and (known or not exited.replaced):
-                return exited
+        exited = [
+            exited
+            for exited in self._exited
+            if exited.pid == pid and exited.start_ns == start_ns and (known or not exited.replaced)
+        ]
+        if exited:  # of what the process was before and after an exec, the one whose tables were there
+            return max(exited, key=lambda one: one.since_ns if one.since_ns <= time_ns else -1)
         if process is not None and process.start_ns == start_ns:
             return process
         definition = describe(pid)
@@ -186,6 +191,8 @@ class ProcessFollower:
             self._leave(pid)
             process = self._processes[pid] = self._new(definition)
         process.definition = definition
+        if process.expects_library is None:
+            process.expects_library = expects_library(pid)
         now_ns = time.monotonic_ns()
         python, mapped = process.python, list(mappings) != list(process.mappings)
         if python is None or mapped or now_ns >= process.next_python_scan_ns:
@@ -237,6 +244,19 @@ class ProcessFollower:
         if process is not None:
             process.gone_ns = time.monotonic_ns()
             self._exited.append(process)
+
+
+def expects_library(pid: int) -> bool:
+    """Whether a process was started so that the CUDA driver loads the injection library into it."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:
+            environ = file.read(MAX_ENVIRON_BYTES) or b""
+    except OSError:
+        return False
+    return any(
+        entry.startswith(b"CUDA_INJECTION64_PATH=") and entry.endswith(INJECTION_LIBRARY.encode())
+        for entry in environ.split(b"\0")
+    )
 
 
 def _from_sample(pid: int, start_ns: int, uid: int, comm: bytes) -> ProcessDef:

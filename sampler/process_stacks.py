@@ -41,6 +41,7 @@ class ProcessStacks:
         self.python: PythonLayout | None = None
         self.unsupported_python: str | None = None
         self.injected = False  # it maps the injection library
+        self.expects_library: bool | None = None  # the CUDA driver was told to load it; None: not looked at
         self.last_seen_ns = 0
         self.gone_ns: int | None = None
         self.replaced = False  # by another program in the same process (exec)
@@ -84,6 +85,7 @@ class ProcessStacks:
     def inherit(self, parent: ProcessStacks) -> None:
         """Take over what a parent has: a forked child runs the same code at the same addresses."""
         self.set_mappings(parent.mappings, parent.python)
+        self.expects_library = parent.expects_library
 
     def expire(self) -> None:
         """Look at code objects and generated code anew: both may have been replaced at the same address."""

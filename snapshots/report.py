@@ -21,6 +21,7 @@ from gpuprof.snapshots.gpu_tree import SUMMARY_SEPARATOR
 from gpuprof.snapshots.history import History
 from gpuprof.snapshots.names import clean, fit, width
 from gpuprof.snapshots.report_charts import gpu_charts, gpu_lines
+from gpuprof.snapshots.simplify import Simplified, without_internals
 from gpuprof.snapshots.timerange import duration_text, parse_range, wall_text
 
 __all__ = ["json_report", "json_text", "parse_range", "text_report"]
@@ -109,14 +110,24 @@ def _source(source: SourceStatus) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------------- text
 
 
-def text_report(history: History, query: Query, *, columns: int | None = None) -> str:
+def text_report(
+    history: History, query: Query, *, columns: int | None = None, internals: bool = False
+) -> str:
     """Return the report as text of at most `columns` cells a line (None: the terminal's, or 100 without one).
 
-    Rows below half a percent are summed. GpuprofError for a tree that was not recorded.
+    Rows below half a percent are summed; rows of the Python interpreter itself are left out, unless
+    `internals` asks for them. GpuprofError for a tree that was not recorded.
     """
     columns = max(columns or _terminal_columns(), 40)
     tree = history.query(replace(query, min_fraction=max(query.min_fraction, TEXT_MIN_FRACTION)))
-    lines = [*_header(history, query, tree), *gpu_lines(history, query.start_ns, query.end_ns)]
+    simplified = Simplified(tree, 0) if internals else without_internals(tree)
+    tree = simplified.tree
+    lines = [*_header(history, query, tree)]
+    if simplified.hidden:
+        lines.append(
+            f"hidden    {simplified.hidden:,} rows of the Python interpreter (--internals shows them)"
+        )
+    lines += gpu_lines(history, query.start_ns, query.end_ns)
     lines = [part for line in lines for part in _wrapped(line, columns)]
     lines += gpu_charts(history, query.start_ns, query.end_ns, columns)
     lines += ["", *_tree_lines(tree, columns)]

@@ -213,8 +213,9 @@ class GpuprofApp(App[None]):
                 if saved.size_bytes >= 100_000
                 else f"{saved.size_bytes / 1e3:.0f} kB"
             )
+            work = f"{saved.gpu_work:,} pieces of GPU work, " if saved.gpu_work else ""
             self.tell(
-                f"Saved {saved.path} ({size}: {saved.samples:,} samples, {saved.readings:,} readings).",
+                f"Saved {saved.path} ({size}: {saved.samples:,} samples, {work}{saved.readings:,} readings).",
                 f"gpuprof-tui open {saved.path}",
             )
         finally:

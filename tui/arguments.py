@@ -15,6 +15,7 @@ _EXAMPLES = """\
 examples:
   sudo gpuprof-tui                                    live charts and CPU stacks of this node
   gpuprof-tui --host user@node17                      the same of another node, over ssh
+  gpuprof-tui run -- python train.py                  start a workload so that its GPU work can be seen
   gpuprof-tui record -o run.gpuprof -- python t.py    record while a command runs, without a screen
   gpuprof-tui open run.gpuprof                        look at it, on any machine
   gpuprof-tui report run.gpuprof --range 3.5..7       the same as text
@@ -28,10 +29,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     does."""
     parser, argv = _parser(), list(argv)
     at = argv.index("--") if "--" in argv else len(argv)
-    if "record" not in argv[:at]:
+    if not {"record", "run"}.intersection(argv[:at]):
         return parser.parse_args(argv)
     options = parser.parse_args(argv[:at])
     options.cmd = argv[at + 1 :]
+    if options.command == "run" and at == len(argv):
+        parser.error("the command to run comes after --: gpuprof-tui run -- python train.py")
     if at < len(argv) and not options.cmd:
         parser.error("there is no command after --")
     return options
@@ -108,6 +111,11 @@ def _parser() -> argparse.ArgumentParser:
         "--pid", type=int, action="append", default=[], help="only this process (may be repeated)"
     )
     report.add_argument("--by-thread", action="store_true", help="a row for each thread")
+    report.add_argument(
+        "--internals",
+        action="store_true",
+        help="keep the frames of the Python interpreter itself (--json always does)",
+    )
     report.add_argument("--json", action="store_true", help="as JSON, for programs")
 
     record = _command(commands, "record", "write a snapshot without a screen")
@@ -121,6 +129,13 @@ def _parser() -> argparse.ArgumentParser:
     record.add_argument("--for", dest="seconds", type=duration, metavar="TIME", help="how long: 60s, 5m, 2h")
     record.add_argument("-f", "--force", action="store_true", help="replace the file if it is there")
     _sampling(record)
+
+    running = _command(commands, "run", "start a workload with GPU time ready to be recorded")
+    running.description = (
+        "Starts the command with the library that records its GPU work, which does nothing until a sampler "
+        "listens (sudo gpuprof-tui, or record)."
+    )
+    running.usage = "gpuprof-tui run [-h] -- CMD ..."
 
     dial = _command(commands, "dial-stdio", "serve a screen at the other end of ssh (used by --host)")
     _sampling(dial)

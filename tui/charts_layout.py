@@ -27,6 +27,7 @@ class Style(Enum):
     LINES = "lines"
     SIGNED = "signed"  # above zero: sent, below: received
     STRIP = "strip"  # a row of heat per subject
+    WORK = "work"  # per device what ran on it: kernels, copies, nothing, or not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,10 @@ class Chart:
     high: float | None = None
     least_high: float = 0.0  # an automatic top is at least this
     weight: float = 1.0
+
+
+_STRIPS = (Style.STRIP, Style.WORK)
+WORK_METRICS = ("gpu_kernel_busy_percent", "gpu_copy_busy_percent", "gpu_observed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +142,7 @@ def plan_charts(
         _power(store, focus),
         _temperature(store, focus),
         _pcie(store, focus),
+        _work(store, focus),
         _activity(store, focus),
         _cores(store),
         _clocks(store, focus),
@@ -155,22 +161,32 @@ def place(charts: Sequence[Chart], height: int, skip: int = 0) -> list[Placed]:
     charts = list(charts[skip : skip + height]) if height > 0 else []
     if not charts:
         return []
-    heights = _share(charts, height, [len(c.lines) if c.style is Style.STRIP else height for c in charts])
+    heights = _share(charts, height, [_most_rows(chart, height) for chart in charts])
     fixed = [
-        nice_rows(len(c.lines), rows, height - len(charts) + 1) if c.style is Style.STRIP else height
+        nice_rows(_most_rows(c, height), rows, height - len(charts) + 1) if c.style in _STRIPS else height
         for c, rows in zip(charts, heights, strict=True)
     ]
     heights = _share(
         charts,
         height,
         fixed,
-        least=[f if c.style is Style.STRIP else 1 for c, f in zip(charts, fixed, strict=True)],
+        least=[f if c.style in _STRIPS else 1 for c, f in zip(charts, fixed, strict=True)],
     )
     placed, top = [], 0
     for chart, rows in zip(charts, heights, strict=True):
         placed.append(Placed(chart, top, rows))
         top += rows
     return placed
+
+
+def _most_rows(chart: Chart, height: int) -> int:
+    """The rows that a chart can make use of; a device's work is told in up to two."""
+    if chart.style is Style.STRIP:
+        return len(chart.lines)
+    if chart.style is Style.WORK:
+        devices = len({line.key[1] for line in chart.lines})
+        return devices if devices > 2 else 2 * devices
+    return height
 
 
 def _share(
@@ -336,6 +352,18 @@ def _activity(store: SeriesStore, focus: Focus) -> Chart | None:
         return None
     title = "SM active" if focus.all_gpus else "activity"
     return Chart("activity", title, "act", "%", tuple(lines), high=100.0, weight=1.2)
+
+
+def _work(store: SeriesStore, focus: Focus) -> Chart | None:
+    """What was recorded of the work of each device; all metrics of a device stand together."""
+    recorded = {key[1] for metric in WORK_METRICS[:2] for key in store.subjects(metric)}
+    lines = tuple(
+        Line((metric, gpu.uuid, None, None), f"GPU {gpu.index}", number, "%")
+        for number, gpu in enumerate(focus.gpus)
+        if gpu.uuid in recorded
+        for metric in WORK_METRICS
+    )
+    return Chart("work", "GPU work", "work", "", lines, style=Style.WORK, weight=1.0) if lines else None
 
 
 def _cores(store: SeriesStore) -> Chart | None:

@@ -96,6 +96,7 @@ def _dispatch(arguments: list[str]) -> int:
         "demo": _demo,
         "report": _report,
         "record": _record,
+        "run": _run,
         "dial-stdio": _dial,
         "sampler": _sampler,
         "doctor": _doctor,
@@ -143,7 +144,10 @@ def _report(options: argparse.Namespace) -> int:
     history = opened.history
     start_ns, end_ns = parse_range(options.range, history) if options.range else history.span
     query = Query(0, options.tree, start_ns, end_ns, pids=options.pid, by_thread=options.by_thread)
-    print(json_text(json_report(history, query)) if options.json else text_report(history, query))
+    if options.json:
+        print(json_text(json_report(history, query)))
+    else:
+        print(text_report(history, query, internals=options.internals))
     return 0
 
 
@@ -152,6 +156,12 @@ def _record(options: argparse.Namespace) -> int:
 
     recording = record.RecordOptions(options.output, options.seconds, tuple(options.cmd), options.force)
     return record.run(recording, _sampler_options(options.hz, options.socket, use_service=options.service))
+
+
+def _run(options: argparse.Namespace) -> int:
+    from gpuprof.tui import run
+
+    run.run(options.cmd)
 
 
 def _dial(options: argparse.Namespace) -> int:

@@ -170,7 +170,9 @@ class Model:
             "invalid": sum(source.invalid for source in self.status.sources),
             "unmatched": sum(source.unmatched for source in self.status.sources),
             "early": sum(source.early for source in self.status.sources),
-            "dropped": self.status.dropped_readings + self.status.dropped_samples,
+            "dropped": (
+                self.status.dropped_readings + self.status.dropped_samples + self.status.dropped_gpu_work
+            ),
         }
         return {name: count for name, count in counts.items() if count}
 

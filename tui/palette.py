@@ -50,6 +50,8 @@ class Palette:
     kernel: str
     python: str
     unknown: str
+    gpu_kernel: str
+    gpu_copy: str
 
     def tinted(self, background: str, line: int) -> str:
         """Background of the area of a line; as it is where it is no "#rrggbb"."""
@@ -86,6 +88,8 @@ DARK = Palette(
     kernel="#e0766c",
     python="#6aa9ff",
     unknown="#8c8c8c",
+    gpu_kernel="#8ee04e",
+    gpu_copy="#f0a0ff",
 )
 
 _LIGHT_BACKGROUND = "#f6f6f6"
@@ -113,6 +117,8 @@ LIGHT = Palette(
     kernel="#b3261e",
     python="#0067b3",
     unknown="#6a6a6a",
+    gpu_kernel="#3d7d00",
+    gpu_copy="#9a2fae",
 )
 
 # Sixteen colours: shades do not exist, so fills and bands fall back to what every terminal tells apart.
@@ -153,6 +159,8 @@ ANSI16 = Palette(
     kernel="bright_red",
     python="bright_cyan",
     unknown="bright_black",
+    gpu_kernel="bright_green",
+    gpu_copy="bright_magenta",
 )
 
 
@@ -202,11 +210,16 @@ def binary_color(name: str, palette: Palette = DARK) -> str:
 
 
 def frame_color(kind: FrameKind, binary: str, palette: Palette = DARK) -> str:
-    """Colour of a row of a tree: Python code and the kernel have their own, others that of their binary."""
+    """Colour of a row of a tree: Python code, the kernel and work of a GPU have their own, others that of
+    their binary."""
     if kind is FrameKind.PYTHON:
         return palette.python
     if kind is FrameKind.KERNEL_SPACE:
         return palette.kernel
+    if kind is FrameKind.GPU_KERNEL:
+        return palette.gpu_kernel
+    if kind is FrameKind.GPU_COPY:
+        return palette.gpu_copy
     if kind in (FrameKind.ROOT, FrameKind.PROCESS, FrameKind.THREAD):
         return palette.text
     if kind in (FrameKind.UNKNOWN, FrameKind.OTHER):

@@ -14,6 +14,7 @@ from gpuprof.tui.series import SeriesStore, SeriesView
 FRESH_NS = 5 * 10**9  # a reading holds for so long
 GONE_NS = 12 * 10**9  # a process without any reading for so long has left the table
 MAX_ROWS = 2000
+_BY_GPU = (("proc_gpu_mem_bytes", "mem"), ("proc_sm_percent", "sm"), ("proc_recording", "recording"))
 SORT_KEYS = ("mem", "sm", "cpu", "pid", "user", "name")
 
 
@@ -28,6 +29,7 @@ class ProcessRow:
     sm_percent: float | None
     gpu_mem_bytes: float | None
     cpu_percent: float | None  # of one core: 250 is two and a half cores
+    recording: bool | None = None  # whether its GPU work is recorded
 
 
 def process_rows(
@@ -44,7 +46,7 @@ def process_rows(
     pairs: dict[tuple[int, str | None], dict[str, float | None]] = {}
     oldest = now_ns - GONE_NS if live else 0
     fresh = now_ns - FRESH_NS if live else 0
-    for metric, field in (("proc_gpu_mem_bytes", "mem"), ("proc_sm_percent", "sm")):
+    for metric, field in _BY_GPU:
         for key in store.subjects(metric):
             _, gpu, pid, _ = key
             view = store.view(key)
@@ -69,6 +71,7 @@ def process_rows(
         if len(rows) == MAX_ROWS:
             break
         process = processes.get(pid)
+        recording = values.get("recording")
         rows.append(
             ProcessRow(
                 pid,
@@ -78,6 +81,7 @@ def process_rows(
                 values.get("sm"),
                 values.get("mem"),
                 cpu.get(pid),
+                None if recording is None else recording >= 0.5,
             )
         )
     return rows

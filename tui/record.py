@@ -20,8 +20,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpuprof.snapshots.errors import EXIT_UNAVAILABLE, EXIT_USAGE, FileError, GpuprofError
+from gpuprof.snapshots.errors import EXIT_UNAVAILABLE, FileError, GpuprofError
 from gpuprof.tui import children, privileges
+from gpuprof.tui import run as workload
 from gpuprof.tui.sampler_process import SamplerOptions, SamplerProcess, connect_service, own_command
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def run(options: RecordOptions, sampler_options: SamplerOptions) -> int:
     GpuprofError when nothing, or not everything, was recorded.
     """
     if options.command:
-        _find_program(options.command[0])  # before anything is started
+        workload.find_program(options.command[0])  # before anything is started
     caller = privileges.sudo_caller(os.environ) if os.geteuid() == 0 else None
     connection = connect_service(sampler_options.socket_path) if sampler_options.use_service else None
     sampler: SamplerProcess | None = None
@@ -78,6 +79,8 @@ def _import_all() -> None:
 
     from gpuprof.snapshots import file, wire
 
+    with suppress(GpuprofError):  # said when the command is started
+        workload.find_library()
     assert shutil
     assert numpy.ma
     assert file
@@ -85,20 +88,17 @@ def _import_all() -> None:
 
 
 def start_command(command: Sequence[str]) -> int:
-    """Start the recorded command as the user that this process is; its pid.
+    """Start the recorded command as the user that this process is, as `run` does; its pid.
 
     The one place where a workload is started.
     """
-    return children.spawn([_find_program(command[0]), *command[1:]], os.environ)
-
-
-def _find_program(name: str) -> str:
-    import shutil
-
-    program = shutil.which(name)
-    if program is None:
-        raise GpuprofError(f"{name}: command not found", exit_code=EXIT_USAGE)
-    return program
+    try:
+        environ = workload.environment(os.environ)
+    except GpuprofError as error:  # all the rest is recorded
+        _say(f"no GPU time of the command: {error.message}")
+        _say(f"  {error.hint}")
+        environ = dict(os.environ)
+    return children.spawn([workload.find_program(command[0]), *command[1:]], environ)
 
 
 class _Recording:
@@ -115,6 +115,7 @@ class _Recording:
         self._decoder = Decoder()
         self._writer: SnapshotWriter | None = None
         self._fd = -1
+        self._begun = False
         self._first_ns = 0
         self._last_ns = 0
         self._cpu: SourceStatus | None = None
@@ -131,6 +132,8 @@ class _Recording:
         self._fd = _create(self._options.path, overwrite=self._options.overwrite)
         self._subscribe()
         self._copy(time.monotonic() + _READY_SECONDS, self._is_ready)
+        self._begun = True
+        self._first_ns = time.monotonic_ns()
         if not self._is_over():
             self._announce()
             self._start_command()
@@ -187,6 +190,8 @@ class _Recording:
                     self._trouble = error
 
     def _receive(self) -> None:
+        from gpuprof.snapshots.frames import GpuWork, Readings, Samples
+
         try:
             data = self._connection.recv(_PIECE)
         except BlockingIOError:
@@ -203,7 +208,9 @@ class _Recording:
         for frame in frames:
             self._look_at(frame)
         if self._writer is not None:
-            self._writer.write(frames)
+            # Until the sources are ready only definitions and facts are kept: the recording begins after that.
+            rows = (Readings, Samples, GpuWork)
+            self._writer.write([f for f in frames if self._begun or not isinstance(f, rows)])
 
     def _look_at(self, frame: Frame) -> None:
         from gpuprof.snapshots.file import SnapshotWriter
@@ -211,7 +218,6 @@ class _Recording:
 
         if isinstance(frame, Hello) and self._writer is None:
             self._sudo_line = frame.sudo_line
-            self._first_ns = frame.mono_ns
             self._writer = SnapshotWriter(self._fd, frame)
             self._writer.name = self._options.path
         elif isinstance(frame, Status):

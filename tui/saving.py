@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from gpuprof.snapshots.errors import FileError, GpuprofError
-from gpuprof.snapshots.frames import Frame, Hello, Readings, Samples
+from gpuprof.snapshots.frames import Frame, GpuWork, Hello, Readings, Samples
 
 BATCH_FRAMES = 64
 
@@ -25,6 +25,7 @@ class Saved:
     size_bytes: int
     samples: int
     readings: int
+    gpu_work: int = 0
 
 
 def snapshot_name(host: str, wall_s: float) -> str:
@@ -52,7 +53,7 @@ async def save_frames(frames: AsyncIterator[Frame], fd: int, path: str) -> Saved
     """
     from gpuprof.snapshots.file import SnapshotWriter
 
-    samples = readings = 0
+    samples = readings = gpu_work = 0
     writer: SnapshotWriter | None = None
     batch: list[Frame] = []
     try:
@@ -67,6 +68,8 @@ async def save_frames(frames: AsyncIterator[Frame], fd: int, path: str) -> Saved
                 samples += len(frame.time_ns)
             elif isinstance(frame, Readings):
                 readings += len(frame.value)
+            elif isinstance(frame, GpuWork):
+                gpu_work += len(frame.start_ns)
             if len(batch) >= BATCH_FRAMES:
                 await asyncio.to_thread(writer.write, batch)
                 batch = []
@@ -75,7 +78,7 @@ async def save_frames(frames: AsyncIterator[Frame], fd: int, path: str) -> Saved
         await asyncio.to_thread(writer.write, batch)
         await asyncio.to_thread(writer.close)
         writer = None
-        return Saved(path, os.fstat(fd).st_size, samples, readings)
+        return Saved(path, os.fstat(fd).st_size, samples, readings, gpu_work)
     except OSError as error:
         raise FileError(f"Cannot write {path}: {error.strerror or error}.") from error
     finally:

@@ -7,7 +7,9 @@ import asyncio
 import time
 from collections.abc import Callable
 
+from gpuprof.snapshots.errors import FrameError
 from gpuprof.snapshots.frames import Failure, Tree
+from gpuprof.snapshots.simplify import without_internals
 from gpuprof.tui.link import Link, LinkState
 from gpuprof.tui.model import Model
 from gpuprof.tui.transports import Transport
@@ -23,7 +25,11 @@ class Session:
         self.model = Model()
         self.feed = TreeFeed()
         self.link = Link(transport, self.model, self._on_answer, self._on_state)
-        self.tree: Tree | None = None
+        self.tree: Tree | None = None  # as it is shown
+        self.internals = False  # whether rows of the Python interpreter itself are shown
+        self.hidden_rows = 0  # how many are not
+        self.has_gpu_time = False  # there was an answer with some
+        self._answer: Tree | None = None
         self.failure: Failure | None = None
         self.tree_changed = False
         self.link_changed = True
@@ -58,6 +64,37 @@ class Session:
         span = self.transport.span
         return span if span is not None and self.model.hello is not None and span[0] < span[1] else None
 
+    def show_tree(self, kind: str) -> None:
+        """Ask for another tree of the same range."""
+        if kind != self.feed.tree:
+            self.feed.set(tree=kind)
+            self._show(None)
+
+    def show_internals(self, shown: bool) -> None:
+        """Show or hide the rows of the interpreter in the tree that there is."""
+        self.internals = shown
+        self._show(self._answer)
+
+    @property
+    def gpu_time_available(self) -> bool:
+        """Whether there is, or may any moment be, GPU time to show."""
+        source = self.model.source("gpu")
+        recorded = source is not None and (source.state in ("ok", "degraded") or source.samples > 0)
+        return recorded or self.has_gpu_time or self.model.store.has("gpu_kernel_busy_percent")
+
+    def _show(self, answer: Tree | None) -> None:
+        self._answer = self.tree = answer
+        self.hidden_rows = 0
+        self.failure = None
+        if answer is not None and not self.internals:
+            try:
+                simplified = without_internals(answer)
+            except FrameError:
+                pass  # whoever draws the tree says what is wrong with it
+            else:
+                self.tree, self.hidden_rows = simplified.tree, simplified.hidden
+        self.tree_changed = True
+
     async def ask(self) -> None:
         """Send the query that is due, if one is."""
         if self.link.state.state != "open" or self.model.hello is None:
@@ -70,10 +107,11 @@ class Session:
         if not self.feed.accept(answer.id):
             return
         if isinstance(answer, Tree):
-            self.tree, self.failure = answer, None
+            self.has_gpu_time |= answer.tree == "gpu" and bool(answer.total_weight.any())
+            self._show(answer)
         else:
             self.failure = answer
-        self.tree_changed = True
+            self.tree_changed = True
         self._on_news()
 
     def _on_state(self, state: LinkState) -> None:

@@ -86,6 +86,7 @@ class TreeFeed:
     filter: Filter = Filter()
     by_thread: bool = False
     paused: bool = False
+    gpu: str | None = None  # UUID of the device that the charts show; None: all of them
     _last_id: int = 0
     _asked_ns: int | None = None
     _answered: bool = True
@@ -98,6 +99,16 @@ class TreeFeed:
     def unpin(self) -> None:
         """Back to the last seconds."""
         self.pinned, self._stale = None, True
+
+    def show_gpu(self, uuid: str | None) -> None:
+        """Keep the tree of GPU time to one device (None: all); other trees know no devices."""
+        self._stale |= self.tree == "gpu" and uuid != self.gpu
+        self.gpu = uuid
+
+    @property
+    def without_cpus(self) -> bool:
+        """Whether the filter asks for cores, which the tree has nothing to say about."""
+        return self.tree == "gpu" and bool(self.filter.cpus)
 
     def set(
         self, *, filter: Filter | None = None, by_thread: bool | None = None, tree: str | None = None
@@ -139,7 +150,11 @@ class TreeFeed:
         self._last_id += 1
         self._asked_ns, self._answered, self._stale = local_ns, False, False
         kept = self.filter
-        query = Query(self._last_id, self.tree, start, end, list(kept.pids), list(kept.tids), list(kept.cpus))
+        query = Query(self._last_id, self.tree, start, end, list(kept.pids), list(kept.tids))
+        if self.tree == "gpu":
+            query = replace(query, gpus=[self.gpu] if self.gpu else [])
+        else:
+            query = replace(query, cpus=list(kept.cpus))
         return replace(query, by_thread=self.by_thread)
 
     def accept(self, answer_id: int) -> bool:

@@ -39,10 +39,10 @@ enum phase { WAITING, ATTACHING, RECORDING, DETACH_WANTED, FINALIZING, ENDED };
 
 struct session session = {.ring = {.fd = -1}, .writer = PTHREAD_MUTEX_INITIALIZER};
 
-static int phase; /* enum phase, atomic */
+static uint64_t state; /* attach epoch << 8 | enum phase, atomic: a launch goes by one reading of both */
 static int cupti_opened;
 static cupti_subscriber subscriber;
-static uint64_t attached_ns; /* when the present attach began; written while ATTACHING */
+static uint64_t attached_ns; /* when the present attach began, atomic */
 static char no_kernels[RING_TEXT]; /* why CUPTI gives no kernel records though it is attached; the library's thread's */
 static int started;
 static int log_wanted;
@@ -72,13 +72,24 @@ __attribute__((format(printf, 1, 2))) static void log_line(const char *format, .
     dprintf(2, "gpuprof[%d]: %s\n", (int)getpid(), line);
 }
 
-static int get_phase(void) { return __atomic_load_n(&phase, __ATOMIC_ACQUIRE); }
+static enum phase phase_of(uint64_t word) { return (enum phase)(word & 0xff); }
 
-static void set_phase(int to) { __atomic_store_n(&phase, to, __ATOMIC_RELEASE); }
+static uint64_t with_phase(uint64_t word, enum phase to) { return (word & ~0xffull) | to; }
 
-static int change_phase(int from, int to)
+static uint64_t get_state(void) { return __atomic_load_n(&state, __ATOMIC_ACQUIRE); }
+
+static int change_state(uint64_t from, uint64_t to)
 {
-    return __atomic_compare_exchange_n(&phase, &from, to, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
+    return __atomic_compare_exchange_n(&state, &from, to, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
+}
+
+/* Only for who owns the present phase. */
+static void set_phase(enum phase to) { __atomic_store_n(&state, with_phase(get_state(), to), __ATOMIC_RELEASE); }
+
+static int change_phase(enum phase from, enum phase to)
+{
+    uint64_t now = get_state();
+    return phase_of(now) == from && change_state(now, with_phase(now, to));
 }
 
 /* CUPTI's own words for an error, in `text`. */
@@ -120,15 +131,15 @@ static void on_call(void *user, int domain, uint32_t cbid, const void *data)
         *call->correlation_data = now_ns();
         return;
     }
-    int now = get_phase();
+    uint64_t now = get_state(), entered = *call->correlation_data;
+    int listening = phase_of(now) == RECORDING || phase_of(now) == DETACH_WANTED;
     const int *result = call->return_value;
-    if ((now == RECORDING || now == DETACH_WANTED) && (!result || *result == 0)) { /* a launch that failed has no kernel */
-        /* A launch that was under way when we attached has no enter of ours. */
-        uint64_t entered = *call->correlation_data < attached_ns ? attached_ns : *call->correlation_data;
+    /* A launch that failed has no kernel; the id of one that was under way when we attached may be from the attach before. */
+    if (listening && (!result || *result == 0) && entered >= __atomic_load_n(&attached_ns, __ATOMIC_RELAXED)) {
         __atomic_fetch_add(&session.ring.header->launches, 1, __ATOMIC_RELAXED);
-        gpuprof_launch(call->correlation_id, entered, __atomic_load_n(&session.epoch, __ATOMIC_RELAXED), 1);
+        gpuprof_launch(call->correlation_id, entered, now >> 8, 1);
     }
-    if (now == DETACH_WANTED && change_phase(DETACH_WANTED, FINALIZING))
+    if (phase_of(now) == DETACH_WANTED && change_state(now, with_phase(now, FINALIZING)))
         finalize_here();
 }
 
@@ -189,7 +200,7 @@ static int attach(char *problem, size_t problem_size)
     records_note_devices();
 
     pthread_mutex_lock(&session.writer);
-    header->epoch = __atomic_add_fetch(&session.epoch, 1, __ATOMIC_RELEASE);
+    uint32_t epoch = header->epoch = __atomic_add_fetch(&session.epoch, 1, __ATOMIC_RELEASE);
     names_forget_sent();
     pthread_mutex_unlock(&session.writer);
 
@@ -197,8 +208,9 @@ static int attach(char *problem, size_t problem_size)
     if (session.cupti.cuptiActivityFlushPeriod)
         session.cupti.cuptiActivityFlushPeriod(FLUSH_PERIOD_MS);
     records_compare_clocks();
-    attached_ns = now_ns();
-    set_phase(RECORDING); /* before the first callback, so that every record has its launch */
+    __atomic_store_n(&attached_ns, now_ns(), __ATOMIC_RELAXED);
+    /* Before the first callback, so that every record has its launch. */
+    __atomic_store_n(&state, with_phase((uint64_t)epoch << 8, RECORDING), __ATOMIC_RELEASE);
 
     static const uint32_t launches[] = {
         CBID_cuLaunch,           CBID_cuLaunchGrid,           CBID_cuLaunchGridAsync,
@@ -209,7 +221,7 @@ static int attach(char *problem, size_t problem_size)
     for (size_t i = 0; i < sizeof launches / sizeof *launches; i++) /* an id that this CUPTI does not know is an error to ignore */
         session.cupti.cuptiEnableCallback(1, subscriber, DOMAIN_DRIVER_API, launches[i]);
     enable_activity();
-    log_line("attached, epoch %u, %s%s%s", header->epoch, header->library, no_kernels[0] ? ", " : "", no_kernels);
+    log_line("attached, epoch %u, %s%s%s", epoch, header->library, no_kernels[0] ? ", " : "", no_kernels);
     return 0;
 }
 
@@ -248,7 +260,7 @@ static void look(uint64_t *next_clock, uint64_t *next_try)
 {
     uint64_t now = now_ns();
     int listener = ring_has_listener(&session.ring);
-    switch (get_phase()) {
+    switch (phase_of(get_state())) {
     case WAITING:
         if (!listener && *next_try) { /* a refusal is news to the next sampler, who shall not wait for the retry */
             ring_say(&session.ring, RING_WAITING, "");
@@ -292,7 +304,7 @@ static void look(uint64_t *next_clock, uint64_t *next_try)
 /* The last records; the sampler holds the ring's memory and reads on after the process is gone. */
 static void finish(void)
 {
-    while (get_phase() == FINALIZING) { /* a launch of another thread is about it */
+    while (phase_of(get_state()) == FINALIZING) { /* a launch of another thread is about it */
         struct timespec moment = {.tv_nsec = 1000000};
         nanosleep(&moment, NULL);
     }

@@ -10,6 +10,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#define NOEXEC_SEAL 8u /* MFD_NOEXEC_SEAL of linux/memfd.h */
+
 static size_t ring_bytes(void) { return RING_HEADER_BYTES + (size_t)RING_SLOTS * sizeof(struct ring_slot); }
 
 /* A low number may be one of the standard streams that the application closed, whose output would then land in the ring. */
@@ -29,7 +31,10 @@ static int move_up(int fd)
 int ring_create(struct ring *ring)
 {
     memset(ring, 0, sizeof *ring);
-    ring->fd = memfd_create(RING_NAME, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    /* Where vm.memfd_noexec is 2 only a memfd that can never be executed is made; before Linux 6.3 the flag is not known. */
+    ring->fd = memfd_create(RING_NAME, MFD_CLOEXEC | MFD_ALLOW_SEALING | NOEXEC_SEAL);
+    if (ring->fd < 0 && errno == EINVAL)
+        ring->fd = memfd_create(RING_NAME, MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (ring->fd >= 0)
         ring->fd = move_up(ring->fd);
     if (ring->fd < 0)

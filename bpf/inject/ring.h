@@ -13,7 +13,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#ifndef RING_NAME
 #define RING_NAME "gpuprof-ring"
+#endif
 #define RING_MAGIC 0x31474e4946525047ull /* "GPRFING1" */
 #define RING_VERSION 1u
 #define RING_HEADER_BYTES 8192u

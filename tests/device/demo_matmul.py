@@ -2,8 +2,8 @@
 
 usage: python3 demo_matmul.py SECONDS
 
-Needs cuda-python (cuda.bindings) and a GPU; the kernels are compiled by NVRTC. While `load_data` parses text in
-plain Python the GPU is idle, which is what the monitor is to show.
+Needs cuda-python (cuda.bindings) and a GPU; the kernels are compiled by NVRTC. While `load_data` parses text
+in plain Python the GPU is idle, which is what the monitor is to show.
 """
 
 from __future__ import annotations

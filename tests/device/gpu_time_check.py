@@ -39,10 +39,7 @@ def main(file: str, truth_path: str) -> int:
             if kinds[0] != FrameKind.GPU_KERNEL:
                 continue
             path = next((n for n in names if n in truth["counts"]), "elsewhere")
-            kind = next(
-                (k for k in ("sin", "cos") if k in names[0]),
-                "mul" if "Mul" in names[0] or "mul" in names[0] else "other",
-            )
+            kind = next((k for k in ("sin", "cos", "mul") if k in names[0].lower()), "other")
             counts[path, kind] += 1
             if path != "elsewhere":
                 time_ns[kind] += end - start
@@ -53,14 +50,11 @@ def main(file: str, truth_path: str) -> int:
             bad += found != wanted
             print(f"{path} {kind}: {found} of {wanted}")
     for kind, paths in truth["event_s"].items():
-        events = sum(paths.values())
-        print(
-            f"{kind}: kernels {time_ns[kind] / 1e9:.4f} s, CUDA events {events:.4f} s, ratio {time_ns[kind] / 1e9 / events:.4f}"
-        )
-    print(f"elsewhere: {sum(n for (p, _), n in counts.items() if p == 'elsewhere')} kernels")
-    print(
-        f"GPU time matched to a launch: {matched_ns / max(total_ns, 1):.4%}; complete to the root: {complete / max(total, 1):.4%} of {total}"
-    )
+        events, kernels = sum(paths.values()), time_ns[kind] / 1e9
+        print(f"{kind}: kernels {kernels:.4f} s, CUDA events {events:.4f} s, ratio {kernels / events:.4f}")
+    print(f"elsewhere: {sum(n for (path, _), n in counts.items() if path == 'elsewhere')} kernels")
+    print(f"GPU time matched to a launch: {matched_ns / max(total_ns, 1):.4%}")
+    print(f"launch stacks complete to the root: {complete / max(total, 1):.4%} of {total}")
     return bad > 0
 
 

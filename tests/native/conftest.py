@@ -1,4 +1,4 @@
-"""Fixtures of the injection library's tests: what is built once, and programs and listeners that are gone after the test."""
+"""Fixtures of the injection library's tests: what is built once, programs, listeners."""
 
 from __future__ import annotations
 

@@ -10,9 +10,11 @@
  *   set KEY VALUE                      scripts the mock CUPTI
  *   other NAME|- / other_leave         another CUPTI user subscribes, with a name or the old way / goes
  *   fork N                             N children, one after another, that launch and exit(); answers how many did not end well
+ *   hold_child / child? / kill_child   a child that only waits / its pid / ends it
  *   exec                               becomes a new image of itself
  *   close FROM                         closes every descriptor from FROM on
  *   signals / signals?                 counts SIGUSR1 / answers the count and the names of the threads that took it
+ *   exit_on_signal                     SIGTERM's handler calls exit(0)
  *   exit N | _exit N | raise N
  *
  * It defines gpuprof_launch itself, which takes the place of the library's: HARNESS_LOG is a file of the calls (see struct row).
@@ -94,10 +96,8 @@ static void open_log(void)
 static struct mock_function *function_named(const char *name)
 {
     for (int i = 0; i < function_count; i++)
-        if (strcmp(functions[i].name, name) == 0) {
-            functions[i].ns = kernel_ns;
+        if (strcmp(functions[i].name, name) == 0 && functions[i].ns == kernel_ns)
             return &functions[i];
-        }
     if (function_count == FUNCTIONS)
         abort();
     strncpy(function_names[function_count], name, sizeof *function_names - 1);
@@ -167,7 +167,7 @@ static void launch(int threads, char path, const char *how, const char *name, lo
 
 static void launch_names(long count)
 {
-    char (*texts)[40] = calloc((size_t)count, sizeof *texts);
+    char (*texts)[64] = calloc((size_t)count, sizeof *texts);
     struct mock_function f = {.ns = 100};
     current_path = 'n';
     for (long i = 0; i < count; i++) {
@@ -193,7 +193,7 @@ static void *spin(void *argument)
     while (atomic_load(&spinning)) {
         path_b("kernel", job->f);
         atomic_fetch_add(&spun, 1);
-        usleep(200);
+        usleep(1000);
     }
     return NULL;
 }
@@ -259,6 +259,25 @@ static int fork_children(int count)
     return bad;
 }
 
+static pid_t held;
+
+static pid_t hold_child(void)
+{
+    held = fork();
+    if (held == 0) {
+        alarm(30);
+        for (;;)
+            pause();
+    }
+    return held;
+}
+
+static int kill_child(void)
+{
+    kill(held, SIGKILL);
+    return waitpid(held, NULL, 0) == held;
+}
+
 static atomic_int signals_taken;
 static char signal_threads[4096];
 static atomic_int signal_threads_used;
@@ -274,6 +293,12 @@ static void on_signal(int number)
     if (at + (int)length + 1 < (int)sizeof signal_threads)
         memcpy(signal_threads + at, name, length + 1);
     atomic_fetch_add(&signals_taken, 1);
+}
+
+static void exit_on_signal(int number)
+{
+    (void)number;
+    exit(0); /* not allowed, and done everywhere */
 }
 
 static int init(int closed)
@@ -344,18 +369,27 @@ static void obey(char *line, char **argv)
         answer("%ld", 0);
     } else if (sscanf(line, "set %127s %lld", text[0], &value) == 2)
         answer("%ld", set(text[0], value));
-    else if (sscanf(line, "other %127s", text[0]) == 1)
-        answer("%ld", other(text[0]));
     else if (matches(line, "other_leave"))
         answer("%ld", other_leave());
+    else if (sscanf(line, "other %127s", text[0]) == 1)
+        answer("%ld", other(text[0]));
     else if (sscanf(line, "fork %d", &number) == 1)
         answer("%ld", fork_children(number));
+    else if (matches(line, "hold_child"))
+        answer("%ld", hold_child());
+    else if (matches(line, "child?"))
+        answer("%ld", held);
+    else if (matches(line, "kill_child"))
+        answer("%ld", kill_child());
     else if (matches(line, "exec")) {
         execv("/proc/self/exe", argv);
         answer("%ld", -1);
     } else if (sscanf(line, "close %d", &number) == 1)
         answer("%ld", close_range((unsigned)number, ~0u, 0));
-    else if (matches(line, "signals")) {
+    else if (matches(line, "exit_on_signal")) {
+        signal(SIGTERM, exit_on_signal);
+        answer("%ld", 0);
+    } else if (matches(line, "signals")) {
         signal(SIGUSR1, on_signal);
         answer("%ld", 0);
     } else if (matches(line, "signals?")) {
@@ -375,6 +409,7 @@ int main(int argc, char **argv)
 {
     (void)argc;
     char line[512];
+    setvbuf(stdin, NULL, _IONBF, 0); /* an exec must not take lines along that the new image shall read */
     open_log();
     while (fgets(line, sizeof line, stdin)) {
         line[strcspn(line, "\n")] = 0;

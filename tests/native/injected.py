@@ -1,9 +1,10 @@
-"""Builds the injection library, the mock driver, the mock CUPTI and the harness, and drives them; see harness.c and mock_cupti.h."""
+"""Builds the injection library, the mocks of libcuda and CUPTI and the harness, and drives them."""
 
 from __future__ import annotations
 
 import mmap
 import os
+import select
 import signal
 import struct
 import subprocess
@@ -24,6 +25,7 @@ from gpuprof.sampler.gpu_ring import GpuRing, RingFacts
 HERE = Path(__file__).parent
 INJECT = HERE.parents[1] / "bpf" / "inject"
 WARNINGS = ("-std=c11", "-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Wstrict-prototypes")
+RING_NAME = "gpuprof-mock"  # a sampler that runs on this machine shall not find the rings of tests
 LIBRARY_FLAGS = ("-shared", "-fPIC", "-O2", "-fvisibility=hidden", "-fcf-protection=none", "-mno-red-zone")
 
 ROW = np.dtype(
@@ -32,6 +34,7 @@ ROW = np.dtype(
         ("path", "S1"), ("kernel", "S23"),
     ]
 )  # fmt: skip
+ANSWER_S = 30
 COUNTER = struct.Struct("<40sq")
 
 
@@ -50,14 +53,27 @@ def _gcc(target: Path, sources: Sequence[Path], *flags: str) -> None:
     subprocess.run(command, check=True, timeout=120)
 
 
-def build(folder: Path, *, all_flags: Sequence[str] = (), library: Sequence[str] = (), cupti: Sequence[str] = ()) -> Built:
+def build_library(target: Path, *flags: str) -> Path:
+    """The injection library alone, as it is shipped unless `flags` say otherwise."""
+    _gcc(target, sorted(INJECT.glob("*.c")), *LIBRARY_FLAGS, *flags)
+    return target
+
+
+def build(
+    folder: Path,
+    *,
+    all_flags: Sequence[str] = (),
+    library: Sequence[str] = (),
+    cupti: Sequence[str] = (),
+    ring_name: str = RING_NAME,
+) -> Built:
     """Compile everything into `folder`; `library` and `cupti` are further flags of these two."""
     folder.mkdir(parents=True, exist_ok=True)
     built = Built(folder, folder / "libgpuprof_inject.so", folder / "libcupti_mock.so", folder / "harness")
     driver = folder / "libcuda.so.1"
     shared = ("-shared", "-fPIC", "-O1")
     mock = [HERE / f"mock_{part}.c" for part in ("cupti", "activity", "script")]
-    _gcc(built.library, sorted(INJECT.glob("*.c")), *LIBRARY_FLAGS, *library, *all_flags)
+    build_library(built.library, f'-DRING_NAME="{ring_name}"', *library, *all_flags)
     _gcc(built.cupti, mock, *shared, "-Wl,-soname,libcupti_mock.so", *cupti, *all_flags)
     _gcc(driver, [HERE / "mock_cuda.c"], *shared, "-Wl,-soname,libcuda.so.1", *all_flags)
     _gcc(built.harness, [HERE / "harness.c", driver], "-O1", "-rdynamic", "-Wl,-rpath,$ORIGIN", *all_flags)
@@ -78,7 +94,9 @@ def wait_for(condition: Callable[[], Any], seconds: float = 5.0, what: str = "it
 class Program:
     """A running harness with the library injected."""
 
-    def __init__(self, built: Built, folder: Path, *, inject: bool = True, script: str = "", **env: str) -> None:
+    def __init__(
+        self, built: Built, folder: Path, *, inject: bool = True, script: str = "", **env: str
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.built = built
         self._counters, self._log, self._err = folder / "counters", folder / "log", folder / "stderr"
@@ -95,7 +113,11 @@ class Program:
             environment["CUDA_INJECTION64_PATH"] = str(built.library)
         with self._err.open("wb") as err:
             self.process = subprocess.Popen(
-                [str(built.harness)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=err, env=environment
+                [str(built.harness)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=err,
+                env=environment,
             )
         self.pid = self.process.pid
 
@@ -109,6 +131,7 @@ class Program:
         """Send a line; what comes after the "ok" of its answer."""
         assert self.process.stdout is not None
         self.tell(line)
+        assert select.select([self.process.stdout], [], [], ANSWER_S)[0], f"{line!r}: no answer"
         answer = self.process.stdout.readline().decode()
         assert answer.startswith("ok "), f"{line!r}: {answer!r}, stderr {self.errors!r}"
         return answer[3:].strip()
@@ -118,7 +141,9 @@ class Program:
         assert self.ask("init") == "0"
         return self
 
-    def launch(self, count: int, name: str = "k", *, path: str = "a", how: str = "kernel", threads: int = 1) -> None:
+    def launch(
+        self, count: int, name: str = "k", *, path: str = "a", how: str = "kernel", threads: int = 1
+    ) -> None:
         """Each thread makes `count` calls."""
         self.ask(f"launch {threads} {path} {how} {name} {count}")
 
@@ -159,7 +184,7 @@ class Program:
         found = []
         for link in Path(f"/proc/{self.pid}/fd").iterdir():
             with suppress(OSError):
-                if os.readlink(link).startswith(gpu_ring.NAME):
+                if os.readlink(link).startswith((f"/memfd:{RING_NAME}", gpu_ring.NAME)):
                     found.append(int(link.name))
         return found
 
@@ -243,10 +268,11 @@ class Listener:
         return {names[number].decode() if number else "": count for number, count in counts.items()}
 
     def by_launch(self, program: Program) -> dict[tuple[str, str], int]:
-        """How many kernel records there are of each (path, kernel) of their launch; those without one are ("", "")."""
+        """How many kernel records there are by (path, kernel) of their launch; without one: ("", "")."""
         probes = program.probes()
         launches = {
-            (row["epoch"], row["correlation"]): (row["path"].decode(), row["kernel"].decode()) for row in probes
+            (row["epoch"], row["correlation"]): (row["path"].decode(), row["kernel"].decode())
+            for row in probes
         }
         assert len(launches) == len(probes)
         kernels = self.work(gpu_ring.KERNEL)

@@ -47,6 +47,7 @@ struct mock_tools { /* the hooks that CUPTI has in the driver */
 
 void mock_cuda_install(const struct mock_tools *tools); /* exported by the mock driver; NULL: none */
 
+#ifndef MOCK_LAYOUTS_ONLY /* NVIDIA's cuda.h is included too */
 /* The mock driver's calls, as the harness uses them. */
 int cuInit(unsigned flags);
 int cuDeviceGetCount(int *count);
@@ -57,5 +58,6 @@ int cuGraphLaunch(struct mock_graph *graph, void *stream);
 int cuMemcpyHtoD_v2(uint64_t to, const void *from, uint64_t bytes);
 int cuMemsetD8_v2(uint64_t to, unsigned char value, uint64_t bytes);
 int cuStreamSynchronize(void *stream);
+#endif
 
 #endif

@@ -1,23 +1,26 @@
-"""The injection library on mocks: what it records reaches the real reader, whole and under the right names."""
+"""The injection library on mocks: what it records reaches the real reader, whole and rightly named."""
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
 
 from gpuprof.sampler import gpu_ring
 
 Start = Callable[..., Any]
 Listen = Callable[..., Any]
-PRIMES = {("a", "alpha"): 101, ("b", "alpha"): 103, ("a", "beta"): 107, ("b", "beta"): 109, ("a", "gamma"): 113}
+PRIMES = {
+    ("a", "alpha"): 101,
+    ("b", "alpha"): 103,
+    ("a", "beta"): 107,
+    ("b", "beta"): 109,
+    ("a", "gamma"): 113,
+}
 
 
 def launch_primes(program: Any, threads: int = 1) -> int:
@@ -169,7 +172,9 @@ def test_a_hundred_thousand_names_take_bounded_memory(start: Start, listen: List
         listener.expect(len(listener.work()) + 20000, 10)
     assert listener.facts.records == 100_000
     assert len(listener.names()) == 8191
-    assert listener.by_name()[""] == 100_000 - sum(count for name, count in listener.by_name().items() if name)
+    assert listener.by_name()[""] == 100_000 - sum(
+        count for name, count in listener.by_name().items() if name
+    )
     # the harness itself keeps 40 bytes a name and its call
     assert memory_kb(program.pid, "RssAnon") - resident < 80_000 * 40 // 1024 + 6000
 
@@ -182,7 +187,7 @@ def memory_kb(pid: int, what: str) -> int:
 def test_a_full_ring_drops_the_newest_and_counts_them(start: Start, listen: Listen) -> None:
     program = start().init()
     listener = listen(program)
-    program.launch(50_000, threads=3)
+    program.launch(150_000)
     facts = listener.reach_records(150_000)
     assert facts.launches == 150_000
     listener.read()
@@ -211,7 +216,28 @@ def test_a_name_that_found_the_ring_full_is_sent_later(start: Start, listen: Lis
     assert listener.by_name()["unlucky"] == 11
 
 
-def test_devices_are_known_by_uuid_even_if_the_driver_was_still_starting(start: Start, kit: Any, listen: Listen) -> None:
+def test_a_tail_that_is_nonsense_is_a_full_ring(start: Start, listen: Listen) -> None:
+    program = start().init()
+    listener = listen(program)
+    program.launch(5)
+    listener.expect(5)
+    expected = 0
+    for number, ahead in enumerate((1, gpu_ring.SLOTS, 1 << 63)):
+        head = int(listener.ring._words[gpu_ring._HEAD_AT // 8])
+        listener.ring._words[gpu_ring._TAIL_AT // 8] = head + ahead
+        before = listener.facts.records
+        program.launch(11, f"name{number}")
+        listener.reach_records(before + 11)
+        expected += 11
+        assert listener.facts.dropped == expected
+    listener.read()  # puts it right
+    program.launch(3)
+    listener.expect(8)
+
+
+def test_devices_are_known_by_uuid_even_if_the_driver_was_still_starting(
+    start: Start, kit: Any, listen: Listen
+) -> None:
     program = start(MOCK_CUDA_INIT_MS="400", MOCK_CUDA_DEVICES="3")
     program.tell("init")
     listener = listen(program)  # attaches while cuInit is under way

@@ -42,6 +42,7 @@ from gpuprof.snapshots.frames import (
 from gpuprof.snapshots.history import History
 from gpuprof.snapshots.wire import Decoder, pack
 
+GPU_OFF = SourceStatus("gpu", "off", "no process has the injection library", "gpuprof-tui run -- CMD")
 PYTHON, NATIVE, KERNEL = FrameKind.PYTHON, FrameKind.NATIVE, FrameKind.KERNEL_SPACE
 
 _RUNTIME = [
@@ -148,6 +149,7 @@ class FakeNode:
         hostile: list[str] | None = None,
         cores: int = 8,
         host: str = "node17",
+        gpu_work: bool = False,
     ) -> None:
         now = time.monotonic_ns()
         self.hello = Hello(
@@ -168,7 +170,7 @@ class FakeNode:
         self.history = History(self.hello)
         self.cores = cores
         self.random = random.Random(7)
-        self.nvml, self.cpu = nvml, cpu
+        self.nvml, self.cpu, self.gpu_work = nvml, cpu, gpu_work
         self.gpus = [
             GpuFacts(
                 f"GPU-{n:08x}",
@@ -245,9 +247,31 @@ class FakeNode:
                 cpus = np.array([self.random.randrange(self.cores) for _ in picks], np.uint16)
                 self.history.add_samples(times, cpus, threads, stacks)
                 self._samples += count
+        if self.gpu_work:
+            self._work(start_ns, end_ns)
         step = 100_000_000
         for at in range(start_ns - start_ns % step + step, end_ns + 1, step):
             self._readings(at, step)
+
+    def _work(self, start_ns: int, end_ns: int) -> None:
+        """Every 20 ms of a busy device a kernel of 15 ms from one path, and a copy of 2 ms from another."""
+        tables, history = self.history.tables, self.history
+        kernel = ("sm90_xmma_gemm_bf16<128, 256>", "", "[gpu]", FrameKind.GPU_KERNEL, 0)
+        copy = ("memcpy HtoD", "", "[gpu]", FrameKind.GPU_COPY, 0)
+        with history.lock:
+            paths = (([*_STACKS[0][2], kernel], 0, 15), ([*_STACKS[2][2][:-1], copy], 16, 2))
+            for n, gpu in enumerate(self.gpus):
+                every = np.arange(start_ns - start_ns % 20_000_000, end_ns, 20_000_000)
+                every = every[((every / 1e9 + n) % 9 >= 2.2) & (every >= start_ns)]
+                for frames, offset, length in paths:
+                    ids = [tables.frame(tables.function(*frame[:4]), frame[4]) for frame in frames]
+                    begin = (every + offset * 1_000_000).astype(np.uint64)
+                    same = np.ones(len(begin), np.uint32)
+                    history.add_gpu_work(
+                        start_ns=begin, end_ns=begin + np.uint64(length * 1_000_000),
+                        gpu=same * tables.string(gpu.uuid), stream=same,
+                        thread=same * self._threads[0], stack=same * tables.stack(ids),
+                    )  # fmt: skip
 
     def _readings(self, at: int, step: int) -> None:
         rows: list[tuple[int, int, int, float]] = []
@@ -279,6 +303,12 @@ class FakeNode:
             add("sm_active_percent", util * 0.8, window=step, gpu=uuid)
             add("tensor_active_percent", util * 0.5, window=step, gpu=uuid)
             add("dram_active_percent", util * 0.3, window=step, gpu=uuid)
+            if self.gpu_work:
+                add("gpu_kernel_busy_percent", 0 if starved else 75, window=step, gpu=uuid)
+                add("gpu_copy_busy_percent", 0 if starved else 10, window=step, gpu=uuid)
+                if at // step % 10 == 0:
+                    add("gpu_observed", float(n == 0), window=step * 10, gpu=uuid)
+                    add("proc_recording", 1, window=step * 10, gpu=uuid, pid=4711)
             if at // step % 10 == 0:
                 add("proc_sm_percent", util * 0.9, gpu=uuid, pid=4711)
                 add("proc_gpu_mem_bytes", 36e9, gpu=uuid, pid=4711)
@@ -319,10 +349,11 @@ class FakeNode:
                 "Start it with sudo.",
             )
         )
+        gpu = SourceStatus("gpu", "ok", "placed within 900 ns", samples=9) if self.gpu_work else GPU_OFF
         self.history.set_status(
             Status(
                 at,
-                [cpu, nvml],
+                [cpu, nvml, gpu],
                 int(at * 0.006),
                 61_000_000,
                 self.history.samples_start_ns or self.history.span[0],
@@ -426,6 +457,7 @@ def main() -> None:
     parser.add_argument("--no-nvml", action="store_true")
     parser.add_argument("--no-cpu", action="store_true")
     parser.add_argument("--hostile", action="store_true")
+    parser.add_argument("--gpu-work", action="store_true")
     parser.add_argument("--past", type=float, default=90)
     parser.add_argument("--cores", type=int, default=8)
     parser.add_argument("--socket")
@@ -437,6 +469,7 @@ def main() -> None:
         cpu=not options.no_cpu,
         hostile=_hostile_names() if options.hostile else None,
         cores=options.cores,
+        gpu_work=options.gpu_work,
     )
     now = time.monotonic_ns()
     node.fill(now - int(options.past * 1e9), now)

@@ -163,11 +163,51 @@ async def test_help_opens_and_closes(live: GpuprofApp) -> None:
 
 
 async def test_other_trees_are_said_not_to_be_there(live: GpuprofApp) -> None:
-    async with live.run_test(notifications=True, size=(100, 40)) as pilot:
-        await shows(pilot, "[1 CPU]")
+    async with live.run_test(notifications=True, size=(120, 40)) as pilot:
+        await shows(pilot, "[1 CPU]  [2 GPU time]")
         await pilot.press("2")
-        await shows(pilot, "does not record GPU time")
-        assert "[2" not in text_of(live)
+        await shows(pilot, "no process has the injection library")
+        await shows(pilot, "    gpuprof-tui run -- python train.py")
+        await pilot.press("3")
+        await shows(pilot, "does not record what the host did while the GPU was idle")
+        await pilot.press("1")
+        await shows(pilot, "main (train.py:88)")
+
+
+async def test_f_filters_and_capital_f_shows_the_whole_time(live: GpuprofApp) -> None:
+    async with live.run_test(notifications=True, size=(120, 40)) as pilot:
+        await shows(pilot, "main (train.py:88)")
+        await shows(pilot, "drag or v: select a range")
+        screen = screen_of(live)
+        screen.charts.focus()
+        await pilot.press("f")
+        assert screen.prompt.display
+        await pilot.press("escape")
+        screen.charts.focus()
+        window_ns = screen.charts.window_ns
+        await pilot.press("F")
+        assert not screen.prompt.display
+        assert screen.charts.window_ns < window_ns  # 40 s are there, a minute was shown
+        await shows(pilot, "drag or v: select a range")
+
+
+async def test_interpreter_frames_are_hidden_until_x(live: GpuprofApp, node_socket: tuple[Any, str]) -> None:
+    async with live.run_test(notifications=True, size=(180, 50)) as pilot:
+        await shows(pilot, "interpreter frames hidden, x shows them")
+        await shows(pilot, "__libc_start_main")
+        assert "Py_BytesMain" not in text_of(live)
+        session = live.session
+        assert session.tree is not None
+        total, rows = float(session.tree.total_weight[0]), len(session.tree.parent)
+        live.session.feed.paused = True
+        await pilot.press("x")
+        await shows(pilot, "Py_BytesMain")
+        await shows(pilot, "interpreter frames shown (x)")
+        assert session.tree.total_weight[0] == total
+        assert len(session.tree.parent) > rows
+        await pilot.press("x")
+        await shows(pilot, "interpreter frames hidden, x shows them")
+        assert len(session.tree.parent) == rows
 
 
 @pytest.fixture
@@ -305,7 +345,16 @@ async def test_losses_and_cost_are_on_the_screen(fake_node: ModuleType) -> None:
         for at in (1, 2):
             source = SourceStatus("cpu", "ok", lost=12345, invalid=3)
             model.apply(
-                Status(10**12 + at * 10**10, [source], at * 10**8, 61_000_000, 0, 0, dropped_samples=7)
+                Status(
+                    10**12 + at * 10**10,
+                    [source],
+                    at * 10**8,
+                    61_000_000,
+                    0,
+                    0,
+                    dropped_samples=5,
+                    dropped_gpu_work=2,
+                )
             )
         screen_of(app).update_all(model.take_changes())
         await shows(pilot, "lost 12,345")

@@ -181,7 +181,7 @@ class TestSizes:
         async with app.run_test(size=(80, 24)) as pilot:
             assert "waiting for readings" in lines(app.stack)[0]
             await pilot.press(
-                "v", "left", "left", "enter", "plus", "minus", "f", "home", "end", "g", "escape"
+                "v", "left", "left", "enter", "plus", "minus", "F", "home", "end", "g", "escape"
             )
             await drag(pilot, (5, 3), (20, 3))
 
@@ -329,7 +329,7 @@ class TestKeys:
             assert app.stack.view.scale.start_ns <= app.store.span[0]
             await pilot.press("end")
             assert app.stack.live
-            await pilot.press("f")
+            await pilot.press("F")
             assert app.stack.window_ns == pytest.approx(200 * SECOND, rel=0.01)
 
     async def test_one_gpu_or_all(self) -> None:
@@ -454,7 +454,7 @@ class TestHostile:
                 app.store.add(Readings(ids, start, start + length, values))
                 app.stack.now_ns = None
                 await pilot.press(
-                    rng.choice(["plus", "minus", "left", "v", "right", "enter", "f", "home", "end"])
+                    rng.choice(["plus", "minus", "left", "v", "right", "enter", "F", "home", "end"])
                 )
                 for line in app.stack._lines:
                     assert sum(cell_len(segment.text) for segment in line) == 100

@@ -11,7 +11,8 @@ import pytest
 
 from gpuprof.snapshots.errors import FrameError
 from gpuprof.snapshots.frames import Tree
-from gpuprof.tui.widgets.flame_rows import FlameRows, depths, preorder_ends
+from gpuprof.snapshots.preorder import depths, preorder_ends
+from gpuprof.tui.widgets.flame_rows import FlameRows
 
 MakeTree = Callable[..., Tree]
 

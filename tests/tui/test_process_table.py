@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from textual.app import App, ComposeResult
 
@@ -127,3 +129,26 @@ async def test_columns_go_before_the_name_does_and_absent_is_a_dash() -> None:
         assert "a-rather" in lines[1]
         assert lines[1].count("–") == 3
         assert all(len(line) == table.size.width for line in lines)
+
+
+def test_who_is_recorded() -> None:
+    readings = [("proc_gpu_mem_bytes", "GPU-a", pid, SECOND, 1e9) for pid in (7, 8, 9)]
+    readings += [("proc_recording", "GPU-a", 7, SECOND, 1.0), ("proc_recording", "GPU-a", 8, SECOND, 0.0)]
+    rows = process_rows(store_with(readings), {}, GPUS, SECOND)
+    assert {row.pid: row.recording for row in rows} == {7: True, 8: False, 9: None}
+
+
+async def test_the_column_rec_is_there_only_where_something_is_known() -> None:
+    class Tables(App[None]):
+        def compose(self) -> ComposeResult:
+            yield ProcessTable()
+
+    app = Tables()
+    async with app.run_test(size=(84, 8)):
+        table = app.query_one(ProcessTable)
+        plain = ProcessRow(7, 0, "ada", "train", 1.0, 2**30, 3.0)
+        table.set_rows([plain])
+        assert "REC" not in table.render_line(0).text
+        table.set_rows([plain, *(replace(plain, pid=pid, recording=pid == 8) for pid in (8, 9))])
+        title = table.render_line(0).text
+        assert [table.render_line(y).text[title.index("REC")] for y in (1, 2, 3)] == ["–", "●", "○"]

@@ -103,3 +103,34 @@ def test_a_lost_answer_is_asked_for_again_after_a_reconnect_and_after_a_while() 
     assert feed.due(1, SECOND, None) is not None
     assert feed.due(5 * SECOND, SECOND, None) is None
     assert feed.due(20 * SECOND, SECOND, None) is not None
+
+
+def test_gpu_time_is_kept_to_a_device_and_not_to_cores() -> None:
+    feed = TreeFeed()
+    feed.set(filter=parse_filter("pid 1 cpu 0", {}))
+    feed.show_gpu("GPU-a")
+    cpu = feed.due(0, SECOND, None)
+    assert cpu is not None
+    assert (cpu.tree, cpu.gpus, cpu.cpus) == ("cpu", [], [0])
+    assert not feed.without_cpus
+    feed.set(tree="gpu")
+    gpu = feed.due(1, SECOND, None)
+    assert gpu is not None
+    assert (gpu.tree, gpu.gpus, gpu.cpus, gpu.pids) == ("gpu", ["GPU-a"], [], [1])
+    assert feed.without_cpus
+    assert feed.accept(gpu.id)
+    feed.show_gpu("GPU-a")
+    assert feed.due(2, SECOND, (0, 10)) is None  # nothing new to ask
+    feed.show_gpu(None)
+    everything = feed.due(3, SECOND, (0, 10))
+    assert everything is not None
+    assert everything.gpus == []
+
+
+def test_a_chosen_device_does_not_ask_for_the_cpu_tree_again() -> None:
+    feed = TreeFeed()
+    first = feed.due(0, SECOND, (0, 10))
+    assert first is not None
+    feed.accept(first.id)
+    feed.show_gpu("GPU-a")
+    assert feed.due(1, SECOND, (0, 10)) is None

@@ -41,6 +41,7 @@ class MainScreen(Screen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("slash", "ask('search')", "search", show=False),
         Binding("f", "ask('filter')", "filter", show=False),
+        Binding("x", "internals", "interpreter frames", show=False),
         Binding("v", "select", "select a range", show=False),
         Binding("escape", "let_go", "let go", show=False),
         Binding("t", "by_thread", "by thread", show=False),
@@ -103,6 +104,7 @@ class MainScreen(Screen[None]):
         self.charts.set_store(model.store)
         self.charts.live = model.live
         self.flame.reset_view()
+        self.flame.show_kind(session.feed.tree)
         session.tree_changed = session.link_changed = True
         self._last_process_ns = -(10**18)
         self.update_all(Change.NODE | Change.STATUS | Change.READINGS | Change.PROCESSES)
@@ -113,6 +115,7 @@ class MainScreen(Screen[None]):
         model = session.model
         if Change.NODE in changes:
             self.charts.set_gpus(model.gpus)
+            session.feed.show_gpu(self.charts.selected_gpu)
             self.charts.set_clock(0, model.wall_ns(0))
         if Change.PROCESSES in changes:
             self.charts.set_processes({pid: process.name for pid, process in model.processes.items()})
@@ -153,9 +156,11 @@ class MainScreen(Screen[None]):
                 match = f"/{clean(self.flame.needle, 40)}: not here"
         pane = self.flame.parent
         pane_width = pane.size.width if isinstance(pane, Vertical) else width
-        summary = status_bar.summary_line(session, palette, width)
-        self._line("#summary", summary)
-        self.query_one("#summary").display = summary.cells > 0
+        summary = status_bar.summary_lines(session, palette, width, max(1, self.size.height // 16))
+        shown = self.query_one("#summary", Lines)
+        shown.display = bool(summary)
+        self._set_height(shown, max(1, len(summary)))
+        shown.show(summary)
         title = status_bar.tree_title(session, palette, pane_width, match, self.flame_view.has_focus)
         self._line("#tree-title", title)
         details = self.flame.details_lines(pane_width, 1 if self.size.height < 20 else 4)
@@ -229,6 +234,10 @@ class MainScreen(Screen[None]):
 
     def on_chart_stack_range_cleared(self, _event: ChartStack.RangeCleared) -> None:
         self.session.feed.unpin()
+        self._asked_anew()
+
+    def on_chart_stack_gpu_chosen(self, event: ChartStack.GpuChosen) -> None:
+        self.session.feed.show_gpu(event.uuid)
         self._asked_anew()
 
     def _asked_anew(self) -> None:
@@ -338,9 +347,23 @@ class MainScreen(Screen[None]):
         self.flame.action_match(step)
 
     def action_tree_tab(self, tree: str) -> None:
-        if tree != "cpu":
-            names = {"gpu": "GPU time by launching stack", "idle": "what the host did while the GPU was idle"}
-            name = names.get(tree, "what threads waited for (off-CPU)")
-            self.gpuprof.tell(
-                f"This version does not record {name} yet.", "Only CPU stacks can be shown.", "warning"
-            )
+        """Another tree of the same range; where it cannot be had, the place of the tree says why."""
+        if tree in ("cpu", "gpu"):
+            self.session.show_tree(tree)
+            self.flame.show_kind(tree)
+            self._update_tree()
+            self._asked_anew()
+            return
+        names = {"idle": "what the host did while the GPU was idle"}
+        name = names.get(tree, "what threads waited for (off-CPU)")
+        self.gpuprof.tell(
+            f"This version does not record {name} yet.",
+            "There are the trees of CPU samples (1) and of GPU time (2).",
+            "warning",
+        )
+
+    def action_internals(self) -> None:
+        """Show or hide the interpreter's own frames."""
+        self.session.show_internals(not self.session.internals)
+        self._update_tree()
+        self._update_lines()

@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuprof.tui.charts_layout import Chart, Limit, Line, Style
+from gpuprof.tui.charts_layout import WORK_METRICS, Chart, Limit, Line, Style
 from gpuprof.tui.series import F64Array, Key, SeriesStore, SeriesView, rate
 from gpuprof.tui.units import nice_ceiling, with_unit
-from gpuprof.tui.widgets import lanes
+from gpuprof.tui.widgets import lanes, work
 from gpuprof.tui.widgets.braille import (
     I16Array,
     Raster,
@@ -61,6 +61,8 @@ class ChartPainter:
         """The chart in `rows` rows."""
         if self.chart.style is Style.STRIP:
             return self._paint_strip(store, surface, rows)
+        if self.chart.style is Style.WORK:
+            return self._paint_work(store, surface, rows)
         return self._paint_lines(store, surface, rows)
 
     # ------------------------------------------------------------------------------------------------ lines
@@ -216,6 +218,27 @@ class ChartPainter:
             self._strip_entries(shares, surface),
             surface,
         )
+
+    # -------------------------------------------------------------------------------------------------- work
+
+    def _paint_work(self, store: SeriesStore, surface: Surface, rows: int) -> Panel:
+        """Per device, equally many rows, and its shares of the time in sight in the legend."""
+        devices = list(dict.fromkeys(line.key[1] for line in self.chart.lines))
+        names = {line.key[1]: line.label for line in self.chart.lines}
+        height = max(rows // len(devices), 1)
+        codes = np.full((rows, surface.scale.columns), ord(" "), np.uint32)
+        color = np.zeros(codes.shape, np.uint8)
+        labels: dict[int, str] = {}
+        entries: list[Entry] = []
+        for place, uuid in enumerate(devices[: rows // height]):
+            views = [store.get(metric, gpu=uuid) for metric in WORK_METRICS]
+            part = slice(place * height, (place + 1) * height)
+            time = work.shares(views, surface.scale)
+            codes[part], color[part] = work.cells(time, height, surface.glyphs, surface.inks)
+            labels[place * height] = names[uuid].removeprefix("GPU ") if len(devices) > 1 else ""
+            entries += work.entries(time, surface, "" if len(devices) == 1 else names[uuid])
+        color = spread_color(color, codes != ord(" "))
+        return self._panel((codes, color, np.zeros(codes.shape, np.uint8)), labels, entries, surface)
 
     def _strip_entries(self, shares: F64Array, surface: Surface) -> list[Entry]:
         """The mean of all, and the busiest, in the cursor's column or else the newest that was observed."""

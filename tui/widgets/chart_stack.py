@@ -49,7 +49,7 @@ class ChartStack(Widget, can_focus=True):
         Binding("shift+right", "move(10)", "Much later", show=False),
         Binding("plus,equals_sign", "zoom(-1)", "Zoom in", show=False, key_display="+"),
         Binding("minus", "zoom(1)", "Zoom out", show=False, key_display="-"),
-        Binding("f", "fit", "Whole time", show=False),
+        Binding("F", "fit", "Whole time", show=False),
         Binding("end", "follow", "Live", show=False),
         Binding("home", "oldest", "Oldest", show=False),
         Binding("up", "scroll_charts(-1)", "Charts up", show=False),

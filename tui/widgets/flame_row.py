@@ -16,6 +16,8 @@ NAME_CELLS = 64  # longer names are cut; the details line has the whole
 _PERCENT_CELLS = 8
 _SELF_CELLS = 9
 _NARROW = 100
+_TIME_CELLS = 10
+_TIME_FROM = 60  # cells from which a tree of time has a column for it
 _MAX_ANCESTORS = 2000
 _CONTAINERS = (FrameKind.ROOT, FrameKind.PROCESS, FrameKind.THREAD)
 
@@ -32,6 +34,16 @@ def weight_text(rows: FlameRows, weight: float) -> str:
         return duration_text(max(0, int(weight)))
     count = round(weight)
     return f"{count:,} sample" + ("" if count == 1 else "s")
+
+
+def _short_time(weight_ns: float) -> str:
+    """A length of time in at most nine cells: "412 ms", "78.2 s", "3,204 s"."""
+    seconds = weight_ns / 1e9
+    if seconds < 60:
+        return duration_text(max(0, int(weight_ns)))
+    return (
+        f"{seconds:.1f} s" if seconds < 600 else f"{seconds:,.0f} s" if seconds < 1e5 else f"{seconds:.1e} s"
+    )
 
 
 def name_of(rows: FlameRows, node: int) -> str:
@@ -61,6 +73,7 @@ class RowPainter:
         self._width = width
         self._needle = needle.casefold()
         self._bar_cells = 8 if width < _NARROW else 16
+        self._time_cells = _TIME_CELLS if rows.tree.unit == "ns" and width >= _TIME_FROM else 0
 
     def line(self, node: int) -> Line:
         """The row of `node`: percent, bar, guides, name, place, and its own share at the right edge."""
@@ -74,6 +87,8 @@ class RowPainter:
         dim = ink(palette.dim)
         bar_color = palette.dim if kind in _CONTAINERS else color
         line = Line().add(percent(fraction, _PERCENT_CELLS - 1) + " ", ink(palette.text))
+        if self._time_cells:
+            line.add(_short_time(float(tree.total_weight[node])).rjust(self._time_cells - 1) + " ", dim)
         line.add(bar(fraction, self._bar_cells) + " ", ink(bar_color))
         guides = self.guides(node)
         line.add(guides, ink(palette.rule))
@@ -139,7 +154,7 @@ class RowPainter:
 
     def expander_cells(self, node: int) -> tuple[int, int]:
         """First and last column of the open/close marker of a row."""
-        start = _PERCENT_CELLS + self._bar_cells + 1 + len(self.guides(node))
+        start = _PERCENT_CELLS + self._time_cells + self._bar_cells + 1 + len(self.guides(node))
         return start, start + 1
 
 
@@ -193,12 +208,20 @@ def chop(text: str, cells: int) -> str:
 
 
 def legend(rows: FlameRows, palette: Palette, width: int) -> Line:
-    """Binaries by own weight, each with its colour and share, as many as fit."""
+    """Binaries by own weight, each with its colour and share, as many as fit; of a tree of GPU time kernels
+    and copies, then the binaries that launched them."""
     whole = max(float(rows.tree.total_weight[rows.root]), 1e-300)
     line = Line().add(" ")
+    entries: list[tuple[str, str, float]] = []
+    if rows.tree.tree == "gpu":
+        for title, work in (("GPU kernels", FrameKind.GPU_KERNEL), ("copies", FrameKind.GPU_COPY)):
+            weight = rows.weight_by_kind(work)
+            if weight:
+                entries.append((title, frame_color(work, "", palette), weight))
     for name, weight in rows.weight_by_binary():
-        kind = FrameKind.PYTHON if name == "python" else FrameKind.NATIVE
-        color = frame_color(kind, name, palette) if kind is FrameKind.PYTHON else binary_color(name, palette)
+        color = palette.python if name == "python" else binary_color(name, palette)
+        entries.append((name if rows.tree.tree != "gpu" else f"by {name}", color, weight))
+    for name, color, weight in entries:
         item = Line().add("■ ", ink(color)).add(fit(clean(name), 24), ink(palette.text))
         item.add(f" {100 * weight / whole:.0f} %  ", ink(palette.dim))
         if line.cells + item.cells > width:

@@ -16,48 +16,13 @@ from numpy.typing import NDArray
 
 from gpuprof.snapshots.errors import FrameError
 from gpuprof.snapshots.frames import FrameKind, Tree
+from gpuprof.snapshots.preorder import Bools, Ints, depths, preorder_ends
 
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 Hashes = NDArray[np.uint64]
 
 HOT_FRACTION = 0.05  # a subtree at least this large is open at first
 MAX_OPENED_ROWS = 400  # and so many rows at most
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
-
-
-def preorder_ends(parent: Ints) -> Ints:
-    """End of each node's subtree, for parents in preorder (node 0 is the root and its own parent).
-
-    Raises FrameError when the columns are not a preorder tree, which a hostile or broken server could send.
-    """
-    count = len(parent)
-    index = np.arange(count)
-    if count == 0 or parent[0] != 0 or bool((parent[1:] >= index[1:]).any()) or bool((parent < 0).any()):
-        raise FrameError("a tree whose nodes do not follow their parents")
-    size = np.ones(count, np.int64)
-    level = depths(parent)
-    order = np.argsort(-level, kind="stable")
-    bounds = np.flatnonzero(np.diff(level[order])) + 1
-    for nodes in np.split(order, bounds):
-        if level[nodes[0]] > 0:
-            np.add.at(size, parent[nodes], size[nodes])
-    end = index + size
-    # Subtrees that all end inside their parent's run fill it exactly, which is what preorder means.
-    if bool((end > end[parent]).any()):
-        raise FrameError("a tree whose nodes are not in preorder")
-    result: Ints = end
-    return result
-
-
-def depths(parent: Ints) -> Ints:
-    """Distance of each node from the root, by pointer doubling (no recursion, log2(depth) passes)."""
-    jump = parent.copy()
-    depth: Ints = (np.arange(len(parent)) != parent).astype(np.int64)
-    while bool(jump.any()):
-        depth = depth + depth[jump]
-        jump = jump[jump]
-    return depth
 
 
 @dataclass(slots=True)
@@ -307,13 +272,32 @@ class FlameRows:
 
     # ---------------------------------------- totals
 
+    def weight_by_kind(self, kind: FrameKind) -> float:
+        """Own weight of the rows of a kind below the zoom root."""
+        span = slice(self.root, int(self.end[self.root]))
+        return float(self.tree.self_weight[span][self.tree.kind[span] == kind].sum())
+
     def weight_by_binary(self) -> list[tuple[str, float]]:
         """(binary, own weight) below the zoom root, largest first. Python frames without a binary count as
-        "python"."""
+        "python". GPU work counts for what launched it."""
         span = slice(self.root, int(self.end[self.root]))
+        if self.tree.tree == "gpu":
+            return self._binaries(*self._launchers())
         own = self.tree.self_weight[span]
         binary = self.tree.binary[span].astype(np.int64)
-        kind = self.tree.kind[span]
+        return self._binaries(own, binary, self.tree.kind[span])
+
+    def _launchers(self) -> tuple[NDArray[np.float64], Ints, NDArray[np.uint8]]:
+        """Weight, binary and kind of the callers of GPU work below the zoom root."""
+        nodes = np.arange(self.root, int(self.end[self.root]))
+        kind = self.tree.kind
+        leaves = nodes[np.isin(kind[nodes], (FrameKind.GPU_KERNEL, FrameKind.GPU_COPY))]
+        callers = self.parent[leaves]
+        return self.tree.self_weight[leaves], self.tree.binary[callers].astype(np.int64), kind[callers]
+
+    def _binaries(
+        self, own: NDArray[np.float64], binary: Ints, kind: NDArray[np.uint8]
+    ) -> list[tuple[str, float]]:
         unnamed_python = (binary == 0) & (kind == FrameKind.PYTHON)
         strings = len(self.tree.strings)
         slot = np.where(unnamed_python, strings, binary)

@@ -3,6 +3,7 @@ and search."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 from textual import events
@@ -20,8 +21,18 @@ from gpuprof.tui.widgets.flame_rows import Expansion, FlameRows
 from gpuprof.tui.widgets.styled import Drawn, Line, Paragraph, band, ink, palette_for, wrap
 
 
+@dataclass(slots=True)
+class _View:
+    """How one kind of tree was last looked at."""
+
+    expansion: Expansion
+    rows: FlameRows | None = None
+    node: int | None = None  # under the cursor
+    offset: int = 0  # its line on the screen
+
+
 class FlameTree(Drawn, ScrollView, can_focus=True):
-    """Rows of a Tree. Cursor, expansion and zoom survive the next tree, by path."""
+    """Rows of a Tree. Cursor, expansion and zoom survive the next tree of the same kind, by path."""
 
     ALLOW_SELECT = False
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -51,31 +62,50 @@ class FlameTree(Drawn, ScrollView, can_focus=True):
         self.needle = ""
         self._message: list[Paragraph] = []
         self._message_lines: list[Line] = []
-        self._expansion = Expansion({}, set())
+        self._kind = ""
+        self._views: dict[str, _View] = {}
+        self._view = _View(Expansion({}, set()))  # of this kind, as of the last tree of it
 
     # ---------------------------------------- content
 
     def set_tree(self, tree: Tree) -> None:
         """Show an answer; a tree whose columns make no sense is reported instead of drawn."""
-        before, node = self.rows, self.node
+        self._note_view()
         try:
-            rows = FlameRows(tree, self._expansion)
+            rows = FlameRows(tree, self._view.expansion)
         except FrameError as error:
             self.set_message([(f"The answer cannot be drawn: {error.message}.", ink())])
             return
-        if before is not None:
-            self._carry_over(before, rows, node)
+        top = self._carry_over(self._view.rows, rows) if self._view.rows is not None else None
         if self.needle:
             rows.search(self.needle)
         self.rows = rows
         self._message = []
         self._layout_rows()
+        if top is not None:
+            self.scroll_to(y=top, animate=False)
         self.post_message(self.Moved())
 
-    def _carry_over(self, before: FlameRows, rows: FlameRows, node: int | None) -> None:
-        """Put zoom and cursor where they were, by path; the row under the cursor stays on its line of the
-        screen."""
-        offset = self.cursor - round(self.scroll_y)
+    def show_kind(self, kind: str) -> None:
+        """Trees of this kind come from now on; how the last kind was looked at is kept until it is back."""
+        if kind == self._kind:
+            return
+        self._note_view()
+        self._views[self._kind] = self._view
+        self._kind = kind
+        self._view = self._views.pop(kind, _View(Expansion({}, set())))
+        self.rows, self.cursor = None, 0
+
+    def _note_view(self) -> None:
+        """Remember cursor and zoom, which a message in place of the tree would lose."""
+        if self.rows is not None:
+            view = self._view
+            view.rows, view.node, view.offset = self.rows, self.node, self.cursor - round(self.scroll_y)
+
+    def _carry_over(self, before: FlameRows, rows: FlameRows) -> int | None:
+        """Put zoom and cursor where they were, by path. The line to scroll to, so that the row under the
+        cursor stays on its line of the screen."""
+        node, offset = self._view.node, self._view.offset
         for place in (before.root, *before.ancestors(before.root)):
             found = rows.find(int(before.path[place]))
             if found is not None:
@@ -83,19 +113,19 @@ class FlameTree(Drawn, ScrollView, can_focus=True):
                     rows.zoom(found)
                 break
         if node is None:
-            return
+            return None
         for place in (node, *before.ancestors(node)):
             found = rows.find(int(before.path[place]))
             if found is not None:
                 self.cursor = rows.visible_ancestor(found)
                 break
-        if round(self.scroll_y):
-            self.scroll_to(y=max(0, self.cursor - offset), animate=False)
+        return max(0, self.cursor - offset) if self.rows is None or round(self.scroll_y) else None
 
     def set_message(self, paragraphs: list[Paragraph]) -> None:
         """Show text instead of a tree."""
         if self.rows is None and self._message == paragraphs:
             return
+        self._note_view()
         self.rows, self._message = None, paragraphs
         self._layout_rows()
         self.post_message(self.Moved())
@@ -110,7 +140,8 @@ class FlameTree(Drawn, ScrollView, can_focus=True):
 
     def reset_view(self) -> None:
         """Forget expansion, zoom and cursor, as for a question that has nothing to do with the last one."""
-        self._expansion = Expansion({}, set())
+        self._views.clear()
+        self._view = _View(Expansion({}, set()))
         self.rows, self.cursor = None, 0
 
     def search(self, needle: str) -> None:

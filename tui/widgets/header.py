@@ -101,7 +101,9 @@ def notices(model: Model, palette: Palette, width: int) -> list[Line]:
     for source in model.status.sources:
         if source.state not in ("failed", "off", "degraded") or not source.reason:
             continue
-        if source.name == "cpu" and source.state != "degraded":
+        if (source.name == "cpu" and source.state != "degraded") or (
+            source.name == "gpu" and source.state == "off"
+        ):
             continue  # said where the tree would be
         title = _TITLES.get(source.name, clean(source.name, 12))
         title = "" if title in source.reason[:16] else f"{title}: "

@@ -16,7 +16,7 @@ from gpuprof.tui.process_rows import SORT_KEYS, ProcessRow, sort_rows
 from gpuprof.tui.widgets.styled import ABSENT, Drawn, Line, ink, palette_for
 
 # Title, sort key, cells, right-aligned; the name takes what is left.
-_COLUMNS = (
+_COLUMNS: tuple[tuple[str, str, int, bool], ...] = (
     ("GPU", "", 4, True),
     ("PID", "pid", 8, True),
     ("USER", "user", 9, False),
@@ -25,6 +25,7 @@ _COLUMNS = (
     ("GPU MEM", "mem", 9, True),
     ("CPU %", "cpu", 7, True),
 )
+_RECORDING = ("REC", "", 3, False)  # only where something is known about it
 _NAME_AT_LEAST = 8
 _NAME_AT_MOST = 64
 
@@ -59,6 +60,7 @@ class ProcessTable(Drawn, ScrollView, can_focus=True):
         self._sorted_by_hand = False
         self._unsorted: list[ProcessRow] = []
         self._rows: list[ProcessRow] = []
+        self._shows_recording = False
         self._cursor = 0
 
     def set_rows(self, rows: list[ProcessRow]) -> None:
@@ -66,6 +68,7 @@ class ProcessTable(Drawn, ScrollView, can_focus=True):
         if rows == self._unsorted:
             return
         self._unsorted = rows
+        self._shows_recording = any(row.recording is not None for row in rows)
         if not self._sorted_by_hand:
             self.sort_key = "mem" if any(row.gpu is not None for row in rows) else "cpu"
         self._sort()
@@ -107,7 +110,7 @@ class ProcessTable(Drawn, ScrollView, can_focus=True):
 
     def _columns(self, width: int) -> list[tuple[str, str, int, bool]]:
         """Columns with their cells; user goes, then the GPU, when the name would get too little."""
-        columns = list(_COLUMNS)
+        columns = [*_COLUMNS[:2], _RECORDING, *_COLUMNS[2:]] if self._shows_recording else list(_COLUMNS)
         for dropped in ("USER", "GPU", "SM %"):
             left = width - sum(cells + 1 for _, _, cells, _ in columns)
             if left >= _NAME_AT_LEAST:
@@ -134,6 +137,7 @@ class ProcessTable(Drawn, ScrollView, can_focus=True):
         cells_of = {
             "GPU": str(row.gpu) if row.gpu is not None else ABSENT,
             "PID": str(row.pid),
+            "REC": ABSENT if row.recording is None else "●" if row.recording else "○",
             "USER": clean(row.user) if row.user is not None else ABSENT,
             "NAME": clean(row.name) if row.name is not None else ABSENT,
             "SM %": f"{row.sm_percent:.0f}" if row.sm_percent is not None else ABSENT,
@@ -143,7 +147,12 @@ class ProcessTable(Drawn, ScrollView, can_focus=True):
         line = Line()
         for title, _, cells, right in self._columns(width):
             value = cells_of[title]
-            part = Line().add(value, dim if value == ABSENT else text, at_most=cells)
+            style = text
+            if value == ABSENT or (title == "REC" and not row.recording):
+                style = dim
+            elif title == "REC":
+                style = ink(palette.good)
+            part = Line().add(value, style, at_most=cells)
             if right:
                 line.add(" " * (cells - part.cells)).extend(part)
             else:

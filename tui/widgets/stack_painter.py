@@ -117,7 +117,7 @@ class StackPainter:
         width, height = screen.width, screen.height
         surface = self.surface = self._make_surface(view, screen)
         selecting_something = view.range is not None or view.cursor_ns is not None
-        foot = 2 if height >= 12 else 1 if height >= 3 else 0
+        foot = 2 if height >= 9 else 1 if height >= 3 else 0
         room = height - foot
         self.skip = min(self.skip, max(len(self.charts) - room, 0))
         placement = (self.charts, room, self.skip)
@@ -141,7 +141,7 @@ class StackPainter:
                     pinned=not view.selecting,
                     cursor_ns=view.cursor_ns,
                     wall_offset_ns=self.wall_offset_ns,
-                    hint=self._hint(view, screen),
+                    hint=self._hint(view),
                 )
             )
         return lines[:height]
@@ -228,13 +228,13 @@ class StackPainter:
         self._drawn = _Drawn(surface, codes, attributes, gutter, legend, plots, lines)
         return lines
 
-    def _hint(self, view: Viewport, screen: Screen) -> str:
+    def _hint(self, view: Viewport) -> str:
+        """What stands below the axis while nothing is selected: how to select, and what is out of sight."""
         hidden = len(self.charts) - len(self.placed)
-        if hidden > 0:
-            return f"{hidden} more charts: up and down"
+        more = f"{hidden} more charts: up and down" if hidden > 0 else ""
         if view.selecting:
-            return ""
-        return "drag over the charts, or v and arrows, to select a range" if screen.focused else ""
+            return more
+        return "drag or v: select a range" + (f" · {more}" if more else "")
 
     def _gpu_text(self) -> str:
         if len(self.gpus) < 2:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpuprof.snapshots.frames import Tree
+from gpuprof.snapshots.gpu_tree import SUMMARY_SEPARATOR
 from gpuprof.snapshots.names import clean
 from gpuprof.tui.palette import Palette
 from gpuprof.tui.session import Session
@@ -13,6 +14,9 @@ from gpuprof.tui.timescale import duration_text, wall_text
 from gpuprof.tui.widgets.styled import Line, Paragraph, ink, pack_by_priority
 
 SIDE_NOTES = 90  # cells from which a title has room for a hint
+TABS = (("cpu", "[1 CPU]"), ("gpu", "[2 GPU time]"))
+RUN_LINE = "gpuprof-tui run -- python train.py"
+RECORD_LINE = "gpuprof-tui record -o run.gpuprof -- python train.py"
 
 KEYS = (
     (0, "q", "quit"),
@@ -20,6 +24,7 @@ KEYS = (
     (2, "v", "select"),
     (3, "/", "search"),
     (4, "f", "filter"),
+    (5, "1 2", "CPU, GPU time"),
     (5, "w", "save"),
     (6, "p", "processes"),
     (7, "i", "icicle"),
@@ -38,20 +43,24 @@ def range_text(session: Session, start_ns: int, end_ns: int) -> str:
     return f"{start} … {end} ({duration_text(length)})"
 
 
-def summary_line(session: Session, palette: Palette, width: int) -> Line:
-    """What the answer says about the pinned range, in a sentence; empty when it says nothing."""
-    line = Line()
-    if session.feed.pinned is not None and session.tree is not None and session.tree.summary:
-        line.add(" " + clean(session.tree.summary, 300), ink(palette.text), at_most=width - 1)
-    return line
+def summary_lines(session: Session, palette: Palette, width: int, at_most: int) -> list[Line]:
+    """What the answer says about the range, a line for each device; none when it says nothing."""
+    if session.tree is None or not session.tree.summary:
+        return []
+    said = session.tree.summary.split(SUMMARY_SEPARATOR)
+    if len(said) > at_most:
+        said = [*said[: at_most - 1], SUMMARY_SEPARATOR.join(said[at_most - 1 :])]
+    return [Line().add(" " + clean(part, 400), ink(palette.text), at_most=width - 1) for part in said]
 
 
 def tree_title(session: Session, palette: Palette, width: int, match: str, focused: bool) -> Line:
     """Which tree this is: kind, range, filter, number of samples, incomplete stacks, matches."""
     feed, tree = session.feed, session.tree
     text, dim, accent = ink(palette.text), ink(palette.dim), ink(palette.accent, bold=True)
-    mark = "▌" if focused else " "
-    items: list[tuple[int, Line]] = [(0, Line().add(mark, accent).add("[1 CPU]", accent))]
+    items: list[tuple[int, Line]] = []
+    for kind, title in TABS:
+        lit = accent if kind == feed.tree else text if _available(session, kind) else dim
+        items.append((0 if kind == feed.tree else 3, Line().add(title, lit)))
     if feed.pinned is not None:
         chosen = Line().add(range_text(session, *feed.pinned), ink(palette.accent))
         items.append((1, chosen.add("  Esc lets go", dim) if width >= SIDE_NOTES else chosen))
@@ -62,9 +71,10 @@ def tree_title(session: Session, palette: Palette, width: int, match: str, focus
     else:
         items.append((1, Line().add("last 30 s, live", ink(palette.good))))
     if feed.filter:
-        items.append(
-            (1, Line().add("filter: ", dim).add(clean(feed.filter.text, 60), ink(palette.warning, bold=True)))
-        )
+        kept = Line().add("filter: ", dim).add(clean(feed.filter.text, 60), ink(palette.warning, bold=True))
+        items.append((1, kept.add(" (cores do not apply to GPU time)", dim) if feed.without_cpus else kept))
+    if feed.tree == "gpu" and feed.gpu is not None:
+        items.append((1, Line().add(f"{_gpu_name(session, feed.gpu)} only (g)", ink(palette.warning))))
     if match:
         items.append((2, Line().add(match, accent)))
     if tree is not None and _has_samples(session):
@@ -74,18 +84,45 @@ def tree_title(session: Session, palette: Palette, width: int, match: str, focus
             items.append(
                 (4, Line().add(f"{tree.truncated:,} stacks cut short ({share:.1f} %)", ink(palette.warning)))
             )
+        elif tree.truncated:
+            cut = f"{duration_text(tree.truncated)} below stacks cut short"
+            items.append((4, Line().add(cut, ink(palette.warning))))
     if feed.by_thread:
         items.append((5, Line().add("by thread", dim)))
-    line = Line()
-    for item in pack_by_priority(items, width - 1):
-        line.add("  " if line.cells else "").extend(item)
+    if session.hidden_rows:
+        count = f"{session.hidden_rows:,}"
+        left = width - 2 - sum(item.cells + 2 for _, item in items)
+        texts = (f"{count} interpreter frames hidden, x shows them", f"{count} interpreter frames hidden (x)")
+        items.append((5, Line().add(next((t for t in texts if len(t) <= left), f"{count} hidden (x)"), dim)))
+    elif session.internals:
+        items.append((5, Line().add("interpreter frames shown (x)", dim)))
+    line = Line().add("▌" if focused else " ", accent)
+    for item in pack_by_priority(items, width - 2):
+        line.add("  " if line.cells > 1 else "").extend(item)
     return line
 
 
+def _available(session: Session, kind: str) -> bool:
+    """Whether a tree has, or may get, something to show."""
+    if kind == "gpu":
+        return session.gpu_time_available
+    cpu = session.model.source("cpu")
+    return cpu is None or cpu.state not in ("failed", "off") or cpu.samples > 0
+
+
+def _gpu_name(session: Session, uuid: str) -> str:
+    known = (f"GPU {gpu.index}" for gpu in session.model.gpus if gpu.uuid == uuid)
+    return next(known, clean(uuid, 20))
+
+
 def amount(tree: Tree) -> str:
-    """The whole weight of a tree: "3,120 samples" or a length of time."""
+    """The whole weight of a tree: "3,120 samples" or "1.3 s of GPU time"."""
     total = float(tree.total_weight[0])
-    return f"{round(total):,} samples" if tree.unit == "samples" else duration_text(round(total))
+    return (
+        f"{round(total):,} samples"
+        if tree.unit == "samples"
+        else f"{duration_text(round(total))} of GPU time"
+    )
 
 
 def footer_line(palette: Palette, width: int, extra: Sequence[tuple[int, str, str]] = ()) -> Line:
@@ -120,6 +157,8 @@ def tree_message(session: Session, palette: Palette) -> list[Paragraph]:
     if model.hello is None:
         doing = "connecting to" if session.transport.live else "reading"
         return [(f"{doing} {clean(session.transport.label, 80)}…", dim)]
+    if session.feed.tree == "gpu":
+        return _gpu_message(session, palette)
     cpu = model.source("cpu")
     if cpu is not None and cpu.state in ("failed", "off") and not _has_samples(session):
         said = [
@@ -137,19 +176,45 @@ def tree_message(session: Session, palette: Palette) -> list[Paragraph]:
         return [(session.failure.message, error), (session.failure.hint, text)]
     if session.tree is None:
         return [("waiting for the first samples…", dim)]
-    if not _has_samples(session):
-        where = (
-            "in this range"
-            if session.feed.pinned
-            else "yet"
-            if session.file_span is None
-            else "in this recording"
-        )
-        what = f"No CPU samples {where}"
-        if session.feed.filter:
-            what += f" that match the filter {clean(session.feed.filter.text, 60)} (f changes it)"
-        return [(f"{what}.", dim)]
-    return []
+    return [] if _has_samples(session) else [(_nothing(session, "CPU samples"), dim)]
+
+
+def _gpu_message(session: Session, palette: Palette) -> list[Paragraph]:
+    """What stands in place of the tree of GPU time."""
+    if session.tree is not None and _has_samples(session):
+        return []
+    text, dim = ink(palette.text), ink(palette.dim)
+    model, source = session.model, session.model.source("gpu")
+    if session.gpu_time_available:
+        if session.failure is not None:
+            return [(session.failure.message, ink(palette.error)), (session.failure.hint, text)]
+        if session.tree is None:
+            return [("waiting for GPU time…", dim)]
+        return [(_nothing(session, "GPU work"), dim), (source.reason if source else "", dim)]
+    command = ink(palette.accent, bold=True)
+    said = [("No GPU time", ink(palette.warning, bold=True))]
+    if not model.live:
+        said += [("This recording holds no work of a GPU.", text), ("Recorded with it:", dim)]
+        return [*said, ("    " + RECORD_LINE, command), ("or, of a workload started with:", dim),
+                ("    " + RUN_LINE, command)]  # fmt: skip
+    reason = source.reason or f"its source is {source.state}" if source else "this sampler does not record it"
+    said.append((clean(reason, 500), text))
+    if source is not None and source.state not in ("off", "starting"):
+        said.append((clean(source.hint, 500), text))
+    said += [("GPU time is recorded of workloads that are started with:", dim), ("    " + RUN_LINE, command)]
+    return said
+
+
+def _nothing(session: Session, what: str) -> str:
+    """That there is none of `what`, where, and under which filter."""
+    feed = session.feed
+    where = "in this range" if feed.pinned else "yet" if session.file_span is None else "in this recording"
+    said = f"No {what} {where}"
+    if feed.filter:
+        said += f" that match the filter {clean(feed.filter.text, 60)} (f changes it)"
+    if feed.tree == "gpu" and feed.gpu is not None:
+        said += f", on {_gpu_name(session, feed.gpu)} (g shows all)"
+    return f"{said}."
 
 
 def _has_samples(session: Session) -> bool:

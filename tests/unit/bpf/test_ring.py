@@ -168,3 +168,25 @@ def test_a_record_costs_a_microsecond_at_most() -> None:
     assert best / count < 3e-6, f"{best / count * 1e6:.2f} us a record"
     reader.close()
     os.close(ring.fd)
+
+
+def test_long_runs_of_one_length(ring: FakeRing) -> None:
+    """Equal records in a row are found at once: none is skipped, and one that is not ready ends it."""
+    reader = RingReader(ring.fd, SIZE)
+    for _ in range(3):  # across the end of the ring
+        sent = []
+        for n in range(150):
+            size = 16 if n % 50 else 40
+            payload = struct.pack("<QQ", n, size).ljust(size, b"\0")
+            ring.put(payload, DISCARDED if n in {60, 61} else 0)
+            if n not in {60, 61}:
+                sent.append(payload)
+        at = ring.put(struct.pack("<QQ", 150, 16), BUSY)
+        ring.put(struct.pack("<QQ", 151, 16))
+        words, starts = reader.read()
+        found = [words[start : start + 2].tobytes() for start in starts.tolist()]
+        assert found == [payload[:16] for payload in sent]
+        ring.set_length(at, 16)
+        words, starts = reader.read()
+        assert [int(words[start]) for start in starts.tolist()] == [150, 151]
+    reader.close()

@@ -1,0 +1,331 @@
+"""GPU work end to end, with real eBPF and a library that plays the injection library: launches in known
+numbers from known call paths, and processes that end in the middle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from gpuprof.bpf.programs import StackPrograms
+from gpuprof.sampler.cpu_stacks import CpuStacks
+from gpuprof.sampler.gpu_work import GpuWork
+from gpuprof.snapshots.errors import GpuprofError
+from gpuprof.snapshots.frames import FrameKind, Hello, Query
+from gpuprof.snapshots.history import History
+
+pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
+
+WORKLOADS = Path(__file__).parent / "workloads"
+INJECT = Path(__file__).parents[2] / "bpf" / "inject"
+FLAGS = ["-O2", "-std=gnu11", "-fomit-frame-pointer"]
+NOP_FLAGS = ["-fcf-protection=none", "-mno-red-zone", "-fvisibility=hidden"]
+GPU = "GPU-01020304-0506-0708-090a-0b0c0d0e0f10"
+FORWARD_GEMM, BACKWARD_ADD, COPIES = 1009, 503, 101  # as fake_gpu launches them
+TIMEOUT_S = 20.0
+
+
+@dataclass
+class Sampler:
+    """Both sources on one history, and the processes that NVML would list."""
+
+    history: History
+    stacks: CpuStacks
+    programs: StackPrograms
+    work: GpuWork | None = None
+    pids: set[int] = field(default_factory=set)
+
+    def listen(self) -> None:
+        self.work = GpuWork(self.history, lambda: {GPU: set(self.pids)}, lambda: self.stacks)
+        self.work.start()
+
+    def stop_listening(self) -> None:
+        if self.work is not None:
+            self.work.stop()
+        self.work = None
+
+    def rows(self, pid: int) -> int:
+        return len(self.paths(pid))
+
+    def paths(self, pid: int) -> list[tuple[tuple[str, FrameKind], ...]]:
+        """Of each row of GPU work of a process: (name, kind) from the outermost frame to the kernel."""
+        found = []
+        with self.history.lock:
+            blocks = self.history.gpu_work_between(0, 1 << 62)
+        for view, rows in blocks:
+            for thread, stack in zip(
+                rows.columns["thread"].tolist(), rows.columns["stack"].tolist(), strict=True
+            ):
+                if view.processes[view.threads[thread].process].pid != pid:
+                    continue
+                path, node = [], stack
+                while node:
+                    function = int(view.frame_function[view.frame[node]])
+                    path.append((view.strings[view.name[function]], FrameKind(int(view.kind[function]))))
+                    node = int(view.parent[node])
+                found.append(tuple(reversed(path)))
+        return found
+
+    def wait_for_rows(self, pid: int, count: int) -> None:
+        wait_until(lambda: self.rows(pid) >= count)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def fake(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with fake_gpu and its libgpuprof_inject.so."""
+    if shutil.which("gcc") is None:
+        pytest.skip("no gcc")
+    folder = tmp_path_factory.mktemp("fake")
+    library = folder / "libgpuprof_inject.so"
+    sources = [WORKLOADS / "fake_inject.c", INJECT / "ring.c"]
+    subprocess.run(
+        ["gcc", *FLAGS, *NOP_FLAGS, "-fPIC", "-shared", f"-I{INJECT}", "-o", library, *sources], check=True
+    )
+    link = [f"-L{folder}", "-lgpuprof_inject", "-Wl,-rpath,$ORIGIN"]
+    subprocess.run(["gcc", *FLAGS, "-o", folder / "fake_gpu", WORKLOADS / "fake_gpu.c", *link], check=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def loaded() -> Iterator[Sampler]:
+    try:
+        programs = StackPrograms.load(99)
+    except GpuprofError as error:
+        pytest.skip(f"no eBPF here: {error}")
+    hello = Hello(1, "t", "", "", 2, time.monotonic_ns(), time.time_ns(), "", os.getpid(), 99, 0, True)
+    history = History(hello)
+    stacks = CpuStacks(history, programs, 99)
+    stacks.start()
+    yield Sampler(history, stacks, programs)
+    stacks.stop()
+
+
+@pytest.fixture
+def sampler(loaded: Sampler) -> Iterator[Sampler]:
+    loaded.pids.clear()
+    loaded.listen()
+    yield loaded
+    loaded.stop_listening()
+
+
+@pytest.fixture
+def start(fake: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    running = []
+
+    def begin(*arguments: str, program: str = str(fake / "fake_gpu")) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen([program, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        running.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        return process
+
+    yield begin
+    for process in running:
+        process.kill()
+        process.communicate()
+
+
+def line_of(process: subprocess.Popen[bytes]) -> bytes:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+def test_every_launch_is_under_its_path(
+    sampler: Sampler, start: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    process = start("primes")
+    sampler.pids.add(process.pid)
+    assert line_of(process) == b"done\n"
+    sampler.wait_for_rows(process.pid, FORWARD_GEMM + BACKWARD_ADD + COPIES)
+    paths = sampler.paths(process.pid)
+    counts: dict[tuple[str, str], int] = {}
+    for path in paths:
+        names = [name for name, _ in path]
+        assert names[0] == "_start"
+        assert names[-4:-2] == [
+            "main",
+            "train_step",
+        ]  # nothing of the library between the caller and the kernel
+        counts[names[-2], names[-1]] = counts.get((names[-2], names[-1]), 0) + 1
+    assert counts == {
+        ("forward", "gemm_nn<float>"): FORWARD_GEMM,
+        ("backward", "at::native::vectorized_elementwise_kernel<…>"): BACKWARD_ADD,
+        ("forward", "memcpy HtoD"): COPIES,
+    }
+    assert {path[-1][1] for path in paths} == {FrameKind.GPU_KERNEL, FrameKind.GPU_COPY}
+    query = Query(1, "gpu", *sampler.history.span, pids=[process.pid], min_fraction=0.0)
+    total = FORWARD_GEMM * 1000 + BACKWARD_ADD * 2000 + COPIES * 1000
+    assert sampler.history.query(query).total_weight[0] == total
+
+
+def test_the_status_counts(sampler: Sampler, start: Callable[..., subprocess.Popen[bytes]]) -> None:
+    process = start("primes")
+    sampler.pids.add(process.pid)
+    assert line_of(process) == b"done\n"
+    assert sampler.work is not None
+    work = sampler.work
+    wait_until(lambda: work.status().samples == FORWARD_GEMM + BACKWARD_ADD + COPIES)
+    wait_until(lambda: work.status().state == "ok")
+    status = work.status()
+    assert (status.lost, status.invalid, status.early, status.unmatched) == (0, 0, 0, 0)
+    assert status.reason == "GPU times are placed within 70 ns"
+    sampler.pids.add(os.getpid())
+    wait_until(lambda: work.status().state == "degraded")
+    assert f"not recording: pid {os.getpid()}" in work.status().reason
+
+
+def test_a_process_that_exits_at_once(
+    sampler: Sampler, start: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    """Its records are in the ring when it is gone, and its launches were seen."""
+    process = start("exit")
+    sampler.pids.add(process.pid)
+    assert process.wait(TIMEOUT_S) == 0
+    sampler.wait_for_rows(process.pid, FORWARD_GEMM + BACKWARD_ADD + COPIES)
+    assert {path[-3][0] for path in sampler.paths(process.pid)} == {"train_step"}
+    assert sampler.work is not None
+    wait_until(lambda: not sampler.work._sessions)  # type: ignore[union-attr]
+
+
+def test_killed_in_the_middle(sampler: Sampler, start: Callable[..., subprocess.Popen[bytes]]) -> None:
+    process = start("forever")
+    sampler.pids.add(process.pid)
+    assert line_of(process) == b"done\n"
+    sampler.wait_for_rows(process.pid, 1000)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    sampler.pids.clear()
+    work = sampler.work
+    assert work is not None
+    wait_until(lambda: not work._sessions)
+    wait_until(lambda: work.status().state == "off")
+    assert work.status().invalid == 0
+
+
+def test_a_fork_is_not_its_parent(sampler: Sampler, start: Callable[..., subprocess.Popen[bytes]]) -> None:
+    process = start("fork")
+    sampler.pids.add(process.pid)
+    assert line_of(process) == b"done\n"
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    sampler.pids.update(map(int, children))  # it holds the same ring
+    sampler.wait_for_rows(process.pid, 24)
+    assert sampler.work is not None
+    time.sleep(1.2)  # a look in which the child is a candidate
+    assert [session.pid for session in sampler.work._sessions] == [process.pid]
+    assert sampler.rows(process.pid) == 24
+    assert all(sampler.rows(int(child)) == 0 for child in children)
+
+
+def test_the_lock_goes_with_the_sampler(
+    sampler: Sampler, start: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    process = start("release")
+    sampler.pids.add(process.pid)
+    assert line_of(process) == b"done\n"
+    sampler.stop_listening()
+    assert line_of(process) == b"released\n"
+
+
+def test_python_frames(
+    sampler: Sampler, fake: Path, tmp_path: Path, start: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import ctypes, sys, time\n"
+        f"fake = ctypes.CDLL({str(fake / 'libgpuprof_inject.so')!r})\n"
+        "assert fake.fake_start() == 0\n"
+        "print('ready', flush=True)\n"
+        "while not fake.fake_has_listener(): time.sleep(0.01)\n"
+        "fake.fake_attach()\n"
+        "launch = fake.fake_launch_api\n"
+        "launch.argtypes = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int\n"
+        "def forward(): launch(1, 1000, 1)\n"
+        "def backward(): launch(2, 2000, 1)\n"
+        "def step(n, m):\n"
+        "    for _ in range(n): forward()\n"
+        "    for _ in range(m): backward()\n"
+        "step(97, 53)\n"
+        "print('done', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    process = start(str(script), program=sys.executable)
+    sampler.pids.add(process.pid)
+    assert line_of(process) == b"done\n"
+    sampler.wait_for_rows(process.pid, 97 + 53)
+    counts: dict[tuple[str, ...], int] = {}
+    for path in sampler.paths(process.pid):
+        names = [name for name, kind in path if kind in {FrameKind.PYTHON, FrameKind.GPU_KERNEL}]
+        counts[tuple(names)] = counts.get(tuple(names), 0) + 1
+        assert not any(kind == FrameKind.UNKNOWN for _, kind in path)
+        assert "fake_launch_api" not in dict(path)
+    assert counts == {
+        ("<module>", "step", "forward", "gemm_nn<float>"): 97,
+        ("<module>", "step", "backward", "at::native::vectorized_elementwise_kernel<…>"): 53,
+    }
+
+
+def test_a_probe_without_the_nop_is_refused(
+    sampler: Sampler, fake: Path, tmp_path: Path, start: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    """GPU time is still exact; the launch stacks are missing, and the status says why."""
+    source = tmp_path / "fake_inject.c"
+    source.write_text(
+        (WORKLOADS / "fake_inject.c").read_text().replace("0x0f, 0x1f, 0x44, 0x00, 0x00", "0x90")
+    )
+    library = tmp_path / "libgpuprof_inject.so"
+    subprocess.run(
+        [
+            "gcc",
+            *FLAGS,
+            *NOP_FLAGS,
+            "-fPIC",
+            "-shared",
+            f"-I{INJECT}",
+            "-o",
+            library,
+            source,
+            INJECT / "ring.c",
+        ],
+        check=True,
+    )
+    program = tmp_path / "fake_gpu"
+    shutil.copy(fake / "fake_gpu", program)
+    process = start("primes", program=str(program))
+    sampler.pids.add(process.pid)
+    assert line_of(process) == b"done\n"
+    sampler.wait_for_rows(process.pid, FORWARD_GEMM + BACKWARD_ADD + COPIES)
+    assert {path[0][0] for path in sampler.paths(process.pid)} == {"[launch not seen]"}
+    assert sampler.work is not None
+    work = sampler.work
+    wait_until(lambda: "does not begin with a 5-byte nop" in work.status().reason)
+    wait_until(lambda: work.status().unmatched == FORWARD_GEMM + BACKWARD_ADD + COPIES)
+
+
+def test_a_burst_of_launches_costs_no_cpu_samples(
+    sampler: Sampler, start: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    before = sampler.programs.counters()["ring_full"]
+    process = start("forever")
+    sampler.pids.add(process.pid)
+    assert line_of(process) == b"done\n"
+    time.sleep(1.5)
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
+    assert sampler.programs.counters()["ring_full"] == before

@@ -1,0 +1,269 @@
+"""GPU time on the screen, by Pilot over a node that does not exist: the tree of key 2, the strip, the table."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+
+from gpuprof.snapshots.frames import Query
+from gpuprof.tui.app import GpuprofApp
+from gpuprof.tui.screens.main import MainScreen
+from gpuprof.tui.transports import HistoryTransport, SocketTransport
+
+START = 10**12
+SECOND = 10**9
+
+
+def screen_of(app: GpuprofApp) -> MainScreen:
+    screen = app.screen_stack[0]
+    assert isinstance(screen, MainScreen)
+    return screen
+
+
+def text_of(app: GpuprofApp) -> str:
+    return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
+
+
+async def until(pilot: Pilot[None], condition: Callable[[], bool], timeout: float = 15.0) -> None:
+    end = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < end, f"did not happen; the screen is:\n{text_of(pilot.app)}"  # type: ignore[arg-type]
+        await pilot.pause(0.05)
+
+
+async def shows(pilot: Pilot[None], text: str) -> None:
+    await until(pilot, lambda: text in text_of(pilot.app))  # type: ignore[arg-type]
+
+
+def node_name(app: GpuprofApp) -> str:
+    flame = screen_of(app).flame
+    assert flame.rows is not None
+    assert flame.node is not None
+    return flame.rows.tree.strings[flame.rows.tree.name[flame.node]]
+
+
+@pytest.fixture
+def recorded(fake_node: ModuleType) -> Any:
+    """A node with GPU work, 40 s of it, that is over."""
+    node = fake_node.FakeNode(2, gpu_work=True)
+    node.fill(START, START + 40 * SECOND)
+    return node
+
+
+@pytest.fixture
+def recording(recorded: Any) -> GpuprofApp:
+    return GpuprofApp(HistoryTransport(recorded.history, "run.gpuprof"))
+
+
+@pytest.fixture
+def live_node(fake_node: ModuleType, tmp_path: Path) -> Iterator[tuple[Any, GpuprofApp]]:
+    node = fake_node.FakeNode(2, gpu_work=True)
+    now = time.monotonic_ns()
+    node.fill(now - 40 * SECOND, now)
+    path = str(tmp_path / "sampler.sock")
+    server = node.listener(path)
+    threading.Thread(target=node.run, daemon=True).start()
+    yield node, GpuprofApp(SocketTransport(path=path))
+    node.stop()
+    server.close()
+
+
+async def test_key_2_is_the_tree_of_gpu_time(recording: GpuprofApp, recorded: Any) -> None:
+    async with recording.run_test(notifications=True, size=(180, 60)) as pilot:
+        await shows(pilot, "main (train.py:88)")
+        await pilot.press("2")
+        await shows(pilot, "sm90_xmma_gemm_bf16<128, 256>")
+        tree = recording.session.tree
+        expected = recorded.history.query(Query(1, "gpu", *recorded.history.span))
+        assert tree is not None
+        assert (tree.tree, tree.unit) == ("gpu", "ns")
+        assert tree.total_weight[0] == expected.total_weight[0] > 0
+        text = text_of(recording)
+        for device in (0, 1):
+            assert f" GPU {device}: busy " in text
+        assert "not observed" in text
+        assert "of GPU time" in text
+        assert "GPU kernels 88 %" in text
+        assert "copies 12 %" in text
+        assert "by libcuda.so.580.159.04 88 %" in text
+        summary = screen_of(recording).query_one("#summary")
+        charts, pane = screen_of(recording).charts, screen_of(recording).query_one("#lower")
+        assert charts.region.bottom == summary.region.y
+        assert summary.region.bottom == pane.region.y
+        row = next(line for line in text.splitlines() if "sm90_xmma" in line)
+        assert row.split()[2].replace(".", "").isdigit()
+        await pilot.press("1")
+        await until(pilot, lambda: "sm90_xmma" not in text_of(recording))
+        await shows(pilot, "samples")
+
+
+async def test_live_and_pinned(live_node: tuple[Any, GpuprofApp]) -> None:
+    node, app = live_node
+    async with app.run_test(notifications=True, size=(160, 50)) as pilot:
+        await shows(pilot, "main (train.py:88)")
+        await pilot.press("2")
+        await shows(pilot, "last 30 s, live")
+        await shows(pilot, "sm90_xmma_gemm")
+        await pilot.press("v", *["left"] * 30, "enter")
+        await shows(pilot, "Esc lets go")
+        pinned = app.session.feed.pinned
+        assert pinned is not None
+
+        def answered() -> bool:
+            tree = app.session.tree
+            return tree is not None and (tree.start_ns, tree.end_ns) == pinned
+
+        await until(pilot, answered)
+        expected = node.history.query(Query(1, "gpu", *pinned))
+        assert app.session.tree is not None
+        assert app.session.tree.total_weight[0] == expected.total_weight[0] > 0
+        await pilot.press("1")
+        await until(pilot, answered)
+        assert app.session.tree.unit == "samples"
+
+
+async def test_cursor_expansion_and_zoom_are_kept_per_tree(recording: GpuprofApp) -> None:
+    async with recording.run_test(notifications=True, size=(160, 50)) as pilot:
+        await shows(pilot, "main (train.py:88)")
+        flame = screen_of(recording).flame
+        await pilot.press(*["down"] * 4, "enter")
+        name, cursor = node_name(recording), flame.cursor
+        await pilot.press("2")
+        await shows(pilot, "sm90_xmma")
+        assert flame.cursor == 0
+        await pilot.press("end")
+        assert node_name(recording) == "memcpy HtoD"
+        await pilot.press("left", "left")
+        await until(pilot, lambda: "memcpy HtoD" not in text_of(recording))
+        in_gpu = node_name(recording)
+        await pilot.press("1")
+        await shows(pilot, "samples")
+        assert (node_name(recording), flame.cursor) == (name, cursor)
+        assert flame.rows is not None
+        assert flame.rows.root
+        await pilot.press("2")
+        await shows(pilot, "sm90_xmma")
+        assert node_name(recording) == in_gpu
+        assert "memcpy HtoD" not in text_of(recording)
+        assert flame.rows.root == 0
+
+
+async def test_g_keeps_to_a_device_and_a_core_filter_is_said_not_to_apply(
+    recording: GpuprofApp, recorded: Any
+) -> None:
+    async with recording.run_test(notifications=True, size=(180, 50)) as pilot:
+        await shows(pilot, "main (train.py:88)")
+        await pilot.press("2")
+        await shows(pilot, "sm90_xmma")
+        screen = screen_of(recording)
+        screen.charts.focus()
+        await pilot.press("g", "g")
+        await shows(pilot, "GPU 1 only (g)")
+        query = Query(1, "gpu", *recorded.history.span, gpus=[recorded.gpus[1].uuid])
+        expected = recorded.history.query(query).total_weight[0]
+        await until(
+            pilot,
+            lambda: recording.session.tree is not None and recording.session.tree.total_weight[0] == expected,
+        )
+        await pilot.press("f", *"pid 4711 cpu 0", "enter")
+        await shows(pilot, "cores do not apply to GPU time")
+        await shows(pilot, "sm90_xmma")
+        await pilot.press("f", *["backspace"] * 20, *"pid 4790", "enter")
+        await shows(pilot, "No GPU work in this recording that match the filter pid 4790")
+        await shows(pilot, "on GPU 1 (g shows all)")
+
+
+async def test_the_strip_tells_busy_idle_and_not_observed(recording: GpuprofApp) -> None:
+    async with recording.run_test(notifications=True, size=(180, 60)) as pilot:
+        await shows(pilot, "GPU work")
+        lines = text_of(recording).splitlines()
+        first = next(place for place, line in enumerate(lines) if line.startswith(" GPU work"))
+        devices = "\n".join(lines[first : first + 2])
+        assert "·" in lines[first]
+        assert "╌" not in lines[first]
+        assert "╌" in lines[first + 1]
+        assert "idle" in lines[first]
+        assert "unseen" in lines[first + 1]
+        assert "▆" in devices
+        await pilot.press("tab")
+        screen_of(recording).charts.focus()
+        await pilot.press("g")
+        await shows(pilot, "kernel")
+
+
+async def test_the_process_table_says_who_records(recording: GpuprofApp) -> None:
+    async with recording.run_test(notifications=True, size=(180, 50)) as pilot:
+        await shows(pilot, "REC")
+        line = next(line for line in text_of(recording).splitlines() if " 4711 " in line and "GiB" in line)
+        assert "●" in line
+
+
+async def test_a_recording_without_gpu_work_says_so(fake_node: ModuleType) -> None:
+    node = fake_node.FakeNode(1)
+    node.fill(START, START + 5 * SECOND)
+    app = GpuprofApp(HistoryTransport(node.history, "cpu.gpuprof"))
+    async with app.run_test(notifications=True, size=(80, 24)) as pilot:
+        await shows(pilot, "main (train.py")
+        await pilot.press("2")
+        await shows(pilot, "This recording holds no work of a GPU.")
+        await shows(pilot, "gpuprof-tui record -o run.gpuprof -- python train.py")
+        await shows(pilot, "gpuprof-tui run -- python train.py")
+        await pilot.press("x", "t", "e", "i", "i", "1")
+        await shows(pilot, "main (train.py")
+
+
+async def test_a_failed_source_says_why(fake_node: ModuleType) -> None:
+    node = fake_node.FakeNode(1)
+    node.fill(START, START + 5 * SECOND)
+    app = GpuprofApp(HistoryTransport(node.history, "x.gpuprof"))
+    async with app.run_test(notifications=True, size=(140, 40)) as pilot:
+        await shows(pilot, "main (train.py")
+        model = app.session.model
+        model.live = True
+        assert model.status is not None
+        failed = replace(
+            fake_node.GPU_OFF, state="failed", reason="the ring \x1b[31mlies", hint="report [bold]it"
+        )
+        model.status = replace(model.status, sources=[failed])
+        await pilot.press("2")
+        await shows(pilot, "report [bold]it")
+        assert "\x1b" not in text_of(app)
+
+
+async def test_a_snapshot_counts_the_gpu_work(
+    recording: GpuprofApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gpuprof.snapshots.file import read_snapshot
+
+    monkeypatch.chdir(tmp_path)
+    async with recording.run_test(notifications=True, size=(160, 40)) as pilot:
+        await shows(pilot, "main (train.py:88)")
+        await pilot.press("w")
+        await shows(pilot, "pieces of GPU work")
+        said = text_of(recording)
+    (path,) = tmp_path.glob("*.gpuprof")
+    rows = read_snapshot(str(path)).history.gpu_work_between(0, 1 << 60)
+    assert f"{sum(len(tagged.rows.columns['start_ns']) for tagged in rows):,} pieces" in " ".join(
+        said.split()
+    )
+
+
+async def test_every_size_of_the_gpu_tree_is_drawn_whole(recording: GpuprofApp) -> None:
+    async with recording.run_test(notifications=True, size=(80, 24)) as pilot:
+        await pilot.press("2")
+        await shows(pilot, "train.py")
+        for size in ((80, 24), (100, 30), (300, 90), (60, 16), (40, 10), (20, 5)):
+            await pilot.resize_terminal(*size)
+            await pilot.pause(0.2)
+            screen = screen_of(recording)
+            assert all(line.cell_length == size[0] for line in screen._compositor.render_strips())
+            if size[1] >= 16:
+                assert screen.flame.size.height >= 3

@@ -1,0 +1,403 @@
+"""What the slots mean: clocks, names, copies, devices; the join; coverage; the status."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpuprof.sampler import gpu_ring
+from gpuprof.sampler.gpu_clock import GpuClock
+from gpuprof.sampler.gpu_coverage import WINDOW_NS, Coverage
+from gpuprof.sampler.gpu_join import HOLD_NS, WorkJoin
+from gpuprof.sampler.gpu_names import NameTable
+from gpuprof.sampler.gpu_session import GpuSession
+from gpuprof.sampler.gpu_work_status import describe_state
+from gpuprof.sampler.launch_stacks import Launches
+from gpuprof.snapshots.frames import FrameKind, Query
+from gpuprof.snapshots.history import History
+
+SECOND = 10**9
+
+
+def pairs(*rows: tuple[int, int, int]) -> Any:
+    found = np.zeros(len(rows), gpu_ring.CLOCKS)
+    for n, row in enumerate(rows):
+        found["cupti_ns"][n], found["mono_ns"][n], found["width_ns"][n] = row
+    return found
+
+
+def u64(*values: int) -> Any:
+    return np.array(values, np.uint64)
+
+
+# ---------------------------------------------------------------------------------------------------- clocks
+
+
+def test_conversion() -> None:
+    clock = GpuClock()
+    assert clock.convert(u64(5), u64(6), 100)[0].tolist() == [0]  # no pair yet: it cannot be placed
+    now = 100 * SECOND
+    assert clock.add(pairs((1000 * SECOND, 10 * SECOND, 70)), now) == 0
+    start, end = clock.convert(u64(1001 * SECOND, 0, 5, 1001), u64(1001 * SECOND + 9, 7, 3, 1002), now)
+    assert start.tolist() == [
+        11 * SECOND,
+        0,
+        0,
+        0,
+    ]  # a start of 0, an end before it, before this machine began
+    assert end.tolist() == [11 * SECOND + 9, 0, 0, 0]
+    assert clock.width_ns == 70
+
+
+@pytest.mark.parametrize("step_s", [5, -5])
+def test_a_step_of_the_wall_clock(step_s: int) -> None:
+    """Records from before and after a step, converted after it, in one batch."""
+    clock = GpuClock()
+    clock.add(pairs((1000 * SECOND, 10 * SECOND, 70)), 10 * SECOND)
+    clock.add(pairs(((1001 + step_s) * SECOND, 11 * SECOND, 70)), 11 * SECOND)
+    now = 12 * SECOND
+    true_ns = np.array([10.2, 10.8, 11.2, 11.9]) * SECOND
+    realtime = true_ns + np.where(true_ns < 11 * SECOND, 990, 990 + step_s) * SECOND
+    start, _ = clock.convert(realtime.astype(np.uint64), realtime.astype(np.uint64) + np.uint64(5), now)
+    assert start.tolist() == true_ns.astype(int).tolist()
+
+
+def test_pairs_that_lie() -> None:
+    clock, now = GpuClock(), 100 * SECOND
+    lies = pairs(
+        (0, 10, 70), (5, now + SECOND, 70), (1 << 63, 10, 70), (5, 50 * SECOND, 2 * SECOND), (5, 0, 0)
+    )
+    assert clock.add(lies, 4000 * SECOND + now) == 5
+    assert clock.add(np.repeat(pairs((5, now, 70)), 1000), now) == 1000 - 8
+    for n in range(100):
+        clock.add(pairs((5 + n * SECOND, now, 70)), now)
+    assert len(clock._segments) <= 8
+
+
+# ----------------------------------------------------------------------------------------------------- names
+
+
+def parts(number: int, text: bytes, **fields: int) -> Any:
+    pieces = [text[at : at + 44] for at in range(0, len(text), 44)]
+    rows = np.zeros(len(pieces), gpu_ring.NAMES)
+    for n, piece in enumerate(pieces):
+        rows[n] = (gpu_ring.NAME_PART, len(piece), 0, 1, number, 44 * n, len(text), piece.ljust(44, b"\0"))
+    for name, value in fields.items():
+        rows[name] = value
+    return rows
+
+
+def test_names() -> None:
+    table = NameTable()
+    mangled = (
+        b"_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_15CUDAFunctor_addIfEE"
+        b"St5arrayIPcLm3EEEEviT0_T1_"
+    )
+    assert table.add(np.concatenate([parts(1, b"gemm"), parts(2, mangled), parts(8191, b"\x1b[2J[/x]")])) == 0
+    leaves = [
+        table.leaves[index][0] for index in table.kernels(np.array([1, 2, 8191, 0, 3, 1 << 31], np.uint32))
+    ]
+    nameless = "[kernel without a name]"
+    assert leaves[:2] == ["gemm", "at::native::vectorized_elementwise_kernel<CUDAFunctor_add>"]
+    assert "\x1b" not in leaves[2]
+    assert leaves[3:] == [nameless] * 3
+    count = len(table.leaves)
+    assert table.add(parts(1, b"another")) == 0  # an id keeps its meaning
+    assert len(table.leaves) == count
+    assert table.leaves[int(table.kernels(np.array([1], np.uint32))[0])][0] == "gemm"
+
+
+def test_names_that_lie() -> None:
+    table = NameTable()
+    long = parts(5, b"x" * 132)
+    assert table.add(long[[0, 2]]) == 1  # a part is missing
+    assert table.add(long[[1]]) == 1
+    assert table.add(parts(6, b"abc", total=2)) == 1
+    assert table.add(parts(0, b"abc")) == 1
+    assert table.add(parts(8192, b"abc")) == 1
+    assert table.add(parts(7, b"abc", total=1 << 31)) == 1
+    assert table.add(parts(7, b"abc", length=255)) == 1  # longer than a slot
+    for number in range(1, 1000):
+        table.add(long[[0]] if number == 5 else parts(number, b"y" * 132)[[0]])
+    assert len(table._partial) <= 64
+    assert table.add(parts(7, b"fine")) == 0
+    assert table.leaves[int(table.kernels(np.array([7], np.uint32))[0])][0] == "fine"
+
+
+def test_copies_and_devices(writer: Any, session: GpuSession) -> None:
+    writer.clock()
+    now = time.monotonic_ns()
+    writer.work([1, 2, 3, 4], now, now, kind=gpu_ring.MEMCPY, flags=[1, 2, 8, 200], device=[0, 1, 31, 65535])
+    writer.work([5], now, now, kind=gpu_ring.MEMSET)
+    ((_, columns),) = session.read(now)
+    names = [session.names.leaves[index] for index in columns["leaf"].tolist()]
+    copy = FrameKind.GPU_COPY
+    assert names == [
+        ("memcpy HtoD", copy), ("memcpy DtoH", copy), ("memcpy DtoD", copy), ("memcpy", copy),
+        ("memset", copy),
+    ]  # fmt: skip
+    assert columns["device"].tolist() == [0, 1, 31, 32, 0]
+    assert not columns["kernel"].any()
+
+
+def test_a_device_keeps_its_uuid(writer: Any, session: GpuSession, gpu: str) -> None:
+    session.look(time.monotonic_ns())
+    assert session.uuids[0] == gpu
+    writer.map[96:112] = bytes(range(50, 66))
+    session.look(time.monotonic_ns())
+    assert session.uuids[0] == gpu
+
+
+def test_too_many_epochs(writer: Any, session: GpuSession) -> None:
+    writer.clock()
+    now = time.monotonic_ns()
+    writer.work(np.arange(1000), now, now, epoch=np.arange(1000))
+    found = session.read(now)
+    assert len(found) <= 4
+    assert session.invalid == 1000 - len(found)
+
+
+def test_what_ran_before_we_listened_is_nobodys(writer: Any, session: GpuSession) -> None:
+    writer.clock()
+    before = session.began_ns - SECOND
+    writer.work([1, 2], [before, session.began_ns + 1], [before + 5, session.began_ns + 5])
+    ((_, columns),) = session.read(time.monotonic_ns())
+    assert columns["correlation"].tolist() == [2]
+    assert session.invalid == 0
+
+
+# ------------------------------------------------------------------------------------------------------ join
+
+
+def launches(
+    history: History, session: GpuSession, rows: list[tuple[int, int, str]], epoch: int = 1
+) -> Launches:
+    """(correlation, enter_ns, function)."""
+    with history.lock:
+        tables = history.tables
+        thread = tables.thread(tables.process(session.process), 77, "launcher")
+        stacks = [
+            tables.stack(
+                [
+                    tables.frame(tables.function(name, "", "app", FrameKind.NATIVE))
+                    for name in ("main", function)
+                ]
+            )
+            for _, _, function in rows
+        ]
+        return Launches(
+            tables, session.pid, session.process.start_ns, epoch,
+            np.array([row[0] for row in rows], np.uint32),
+            np.array([row[1] for row in rows], np.uint64), np.full(len(rows), thread, np.uint32),
+            np.array(stacks, np.uint32), np.ones(len(rows), np.float32),
+        )  # fmt: skip
+
+
+def paths(history: History) -> dict[tuple[str, ...], float]:
+    """Self weight by path, from below the process."""
+    tree = history.query(Query(1, "gpu", *history.span, min_fraction=0.0))
+    names: list[tuple[str, ...]] = []
+    found = {}
+    for node, parent in enumerate(tree.parent.tolist()):
+        own = tree.strings[int(tree.name[node])]
+        names.append((*names[parent], own) if node else ())
+        if tree.self_weight[node]:
+            found[names[node][1:]] = float(tree.self_weight[node])
+    return found
+
+
+def test_records_are_joined_with_launches(writer: Any, session: GpuSession, history: History) -> None:
+    join = WorkJoin(history)
+    writer.clock()
+    writer.name(1, b"gemm")
+    now = time.monotonic_ns()
+    writer.work([10, 11, 12], [now, now + 50, now + 90], [now + 40, now + 60, now + 100], name=1)
+    work = session.read(now)
+    join.add_launches([launches(history, session, [(10, now - 5, "forward"), (11, now - 4, "backward")])])
+    intervals = join.add_work(session, work, now + 200)
+    assert [(gpu, kernel) for gpu, _, _, kernel in intervals] == [(session.uuids[0], True)]
+    assert paths(history) == {("main", "forward", "gemm"): 40, ("main", "backward", "gemm"): 10}
+    # The third waits, and is then kept without its launch.
+    join.add_work(session, [], now + HOLD_NS + SECOND)
+    assert paths(history)["[launch not seen]", "gemm"] == 10
+    counts = join.counts
+    assert (counts.valid, counts.invalid, counts.early, counts.unmatched) == (3, 0, 0, 1)
+
+
+def test_a_launch_that_comes_after_its_record(writer: Any, session: GpuSession, history: History) -> None:
+    join = WorkJoin(history)
+    writer.clock()
+    writer.name(1, b"gemm")
+    now = time.monotonic_ns()
+    writer.work([10], now, now + 40, name=1)
+    join.add_work(session, session.read(now), now + 100)
+    join.add_launches([launches(history, session, [(10, now - 5, "forward")])])
+    join.add_work(session, [], now + 1000)
+    assert paths(history) == {("main", "forward", "gemm"): 40}
+
+
+def test_a_new_generation_in_between(writer: Any, session: GpuSession, history: History) -> None:
+    join = WorkJoin(history)
+    writer.clock()
+    writer.name(1, b"gemm")
+    now = time.monotonic_ns()
+    old = launches(history, session, [(10, now - 5, "forward")])
+    stale = launches(history, session, [(12, now - 5, "lost")])
+    join.add_launches([old])
+    history.roll_generation()
+    new = launches(history, session, [(11, now - 5, "backward")])
+    join.add_launches([new, stale])
+    writer.work([10, 11], now, now + 40, name=1)
+    join.add_work(session, session.read(now), now + 100)
+    assert paths(history) == {("main", "forward", "gemm"): 40, ("main", "backward", "gemm"): 40}
+    assert join.stale_launches == 1
+
+
+def test_the_cases_of_records(writer: Any, session: GpuSession, history: History) -> None:
+    """Invalid, early, zero-length and unmatched records: counts and sums known."""
+    join = WorkJoin(history)
+    writer.clock()
+    writer.name(1, b"gemm")
+    writer.name(2, b"copyBuffer")
+    base = time.monotonic_ns()
+    rows = [
+        (1, 1000, 1500, 1), (3, 2600, 2400, 1), (4, 3000, 3000, 1), (6, 4000, 4250, 2), (7, 5000, 6000, 1),
+        (8, 900, 950, 1)
+    ]  # fmt: skip
+    for number, start, end, name in rows:
+        writer.work([number], base + start, base + end, name=name)
+    writer.work([2], [0], [0], raw=True, name=1)
+    writer.work([5], [1 << 63], [(1 << 63) + 100], raw=True, name=1)
+    work = session.read(base + 10_000)
+    known = [(1, 800), (4, 2900), (6, 3900), (8, 960), (9, 7000)]
+    join.add_launches([launches(history, session, [(n, base + at, "launch") for n, at in known])])
+    join.add_work(session, work, base + HOLD_NS + SECOND)
+    counts = join.counts
+    assert (counts.valid, counts.invalid, counts.early, counts.unmatched) == (5, 3, 1, 1)
+    assert join._join.launches.pending == 1
+    by_kernel: dict[str, float] = {}
+    for path, weight in paths(history).items():
+        by_kernel[path[-1]] = by_kernel.get(path[-1], 0) + weight
+    assert by_kernel == {"gemm": 1550, "copyBuffer": 250}
+
+
+def test_correlation_ids_wrap(writer: Any, session: GpuSession, history: History) -> None:
+    join = WorkJoin(history)
+    writer.clock()
+    now = time.monotonic_ns()
+    old, new = [(0xFFFFFFFF, now, "a"), (0, now + 100, "b"), (1, now + 200, "c")], [(1, now + SECOND, "d")]
+    join.add_launches([launches(history, session, old), launches(history, session, new)])
+    starts = np.array([now + 50, now + 160, now + 250, now + SECOND + 100])
+    writer.work([0xFFFFFFFF, 0, 1, 1], starts, starts + np.array([100, 10, 50, 500]))
+    (work,) = [session.decode(session._ring.slots(), now + 2 * SECOND)]
+    join.add_work(session, work, now + 2 * SECOND)
+    assert {path[1]: weight for path, weight in paths(history).items()} == {
+        "a": 100,
+        "b": 10,
+        "c": 50,
+        "d": 500,
+    }
+
+
+# -------------------------------------------------------------------------------------------------- coverage
+
+
+def test_busy_windows(history: History, gpu: str) -> None:
+    """Two overlapping streams are busy once; a kernel that spans windows counts in each."""
+    begin = 50 * WINDOW_NS
+    coverage = Coverage(history, begin)
+    w = WINDOW_NS
+    starts, ends = np.array([0, w // 4, 2 * w]) + begin, np.array([w // 2, w // 2 + 7, 4 * w]) + begin
+    coverage.add(gpu, starts.astype(np.uint64), ends.astype(np.uint64), kernel=True)
+    coverage.add(
+        gpu, np.array([begin + w], np.uint64), np.array([begin + w + w // 10], np.uint64), kernel=False
+    )
+    coverage.write(begin + 3 * w + SECOND, {gpu})
+    coverage.write(begin + 5 * w + SECOND, {gpu})
+    defs, columns = history.readings_between(0, 1 << 62)
+    found: dict[str, list[float]] = {}
+    for series, start, end, value in zip(*(columns[n].tolist() for n in columns), strict=True):
+        assert end - start == w
+        found.setdefault(defs[series].metric, []).append(round(value, 4))
+    assert found["gpu_kernel_busy_percent"] == [50.0, 0.0, 100.0, 100.0, 0.0]
+    assert found["gpu_copy_busy_percent"] == [0.0, 10.0, 0.0, 0.0, 0.0]
+
+
+def test_observed_only_when_all_record(history: History, gpu: str) -> None:
+    coverage = Coverage(history, 10 * SECOND)
+    coverage.write_observed(11 * SECOND, {gpu: [5, 6], "GPU-empty": []}, {5})
+    coverage.write_observed(12 * SECOND, {gpu: [5, 6], "GPU-empty": []}, {5, 6})
+    defs, columns = history.readings_between(0, 1 << 62)
+    found = [
+        (defs[series].metric, defs[series].gpu, defs[series].pid, value, start, end)
+        for series, start, end, value in zip(*(columns[n].tolist() for n in columns), strict=True)
+    ]
+    observed = [(g, v, s // SECOND, e // SECOND) for m, g, _, v, s, e in found if m == "gpu_observed"]
+    assert observed == [
+        (gpu, 0.0, 10, 11),
+        ("GPU-empty", 1.0, 10, 11),
+        (gpu, 1.0, 11, 12),
+        ("GPU-empty", 1.0, 11, 12),
+    ]
+    assert [(p, v) for m, _, p, v, *_ in found if m == "proc_recording"] == [
+        (5, 1.0),
+        (6, 0.0),
+        (5, 1.0),
+        (6, 1.0),
+    ]
+
+
+def test_a_flood_of_intervals_is_bounded(history: History, gpu: str) -> None:
+    coverage = Coverage(history, 0)
+    for n in range(20):
+        starts = np.arange(30_000, dtype=np.uint64) * np.uint64(10) + np.uint64(n * 300_000)
+        coverage.add(gpu, starts, starts + np.uint64(5), kernel=True)
+    assert (
+        sum(len(part) for part, _ in coverage._waiting.get((gpu, 0), [])) + len(coverage._busy[gpu, 0])
+        <= 1 << 17
+    )
+
+
+# ---------------------------------------------------------------------------------------------------- status
+
+
+def test_states(writer: Any, session: GpuSession) -> None:
+    assert describe_state([], {}, None, 0, "")[0] == "off"
+    state, reason, hint = describe_state([], {}, {"g": {9}}, 0, "")
+    assert (state, "pid 9" in reason, "gpuprof-tui run -- CMD" in hint) == ("off", True, True)
+    writer.clock()
+    session.read(time.monotonic_ns())
+    assert describe_state([session], {}, {"g": {session.pid}}, 0, "") == (
+        "ok", "GPU times are placed within 70 ns", "",
+    )  # fmt: skip
+    state, reason, hint = describe_state([session], {}, {"g": {session.pid, 4}, "h": {5}}, 0, "")
+    assert (state, reason) == ("degraded", "not recording: pid 4, 5")
+    message = b"another profiler uses CUPTI in this process: torch \x1b[1m"
+    writer.map[608 : 608 + len(message)] = message
+    writer.map[32:36] = (3).to_bytes(4, "little")  # refused
+    session.look(time.monotonic_ns())
+    state, reason, _ = describe_state([session], {7: "its ring is not sound"}, None, 2000, "")
+    assert state == "degraded"
+    assert "another profiler uses CUPTI in this process: torch" in reason
+    assert "\x1b" not in reason
+    assert "pid 7: its ring is not sound" in reason
+    assert "2,000 launches lost" in reason
+    assert not session.recording
+
+
+def test_lost_is_bounded_whatever_the_header_says(writer: Any, session: GpuSession) -> None:
+    writer.words[72 // 8] = 17  # dropped
+    session.look(time.monotonic_ns())
+    assert session.lost == 17
+    writer.words[72 // 8] = (1 << 64) - 1
+    session.look(time.monotonic_ns())
+    assert session.lost == 0
+    assert json.dumps(session.lost)
+    assert os.getpid() == session.pid
+    assert Path(f"/proc/{session.pid}").exists()

@@ -1,0 +1,94 @@
+"""`gpuprof-tui run`: the environment of the workload, what it refuses, and that it becomes the command."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpuprof.snapshots.errors import EXIT_UNAVAILABLE, EXIT_USAGE, GpuprofError
+from gpuprof.tui import arguments, run
+
+
+@pytest.fixture
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / run.LIBRARY
+    path.touch()
+    monkeypatch.setattr(run, "_built_library", lambda: path)
+    return path
+
+
+def test_the_driver_is_told_of_the_library(library: Path) -> None:
+    given = {"PATH": "/bin", "X": "1"}
+    assert run.environment(given) == {**given, "CUDA_INJECTION64_PATH": str(library)}
+    assert given == {"PATH": "/bin", "X": "1"}
+
+
+def test_nested_runs_are_fine_and_other_tools_are_not(library: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link.so"
+    link.symlink_to(library)
+    assert run.environment({run.VARIABLE: str(link)})[run.VARIABLE] == str(library)
+    with pytest.raises(GpuprofError, match=r"set already, to /opt/nsys\.so") as caught:
+        run.environment({run.VARIABLE: "/opt/nsys.so"})
+    assert caught.value.exit_code == EXIT_USAGE
+    assert "unset CUDA_INJECTION64_PATH" in caught.value.hint
+
+
+def test_no_compiler_at_installation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "_built_library", lambda: None)
+    with pytest.raises(GpuprofError, match="was not built") as caught:
+        run.environment({})
+    assert caught.value.exit_code == EXIT_UNAVAILABLE
+    assert "apt install gcc" in caught.value.hint
+
+
+def test_an_unreadable_library(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(GpuprofError, match="cannot be read by this user"):
+        run.environment({})
+
+
+def test_the_command_takes_the_process_over(library: Path) -> None:
+    """Its exit code, arguments, signals as by default, and the variable."""
+    script = (
+        "import os, signal, sys; print(os.environ['CUDA_INJECTION64_PATH'], sys.argv[1:], os.getpid(), "
+        "signal.getsignal(signal.SIGPIPE) == signal.SIG_IGN); sys.exit(7)"
+    )
+    code = (
+        "import sys; from pathlib import Path; from gpuprof.tui import run; "
+        "run._built_library = lambda: Path(sys.argv[1]); run.run(sys.argv[2:])"
+    )
+    # Python ignores SIGPIPE by itself at its start, so a shell tells what was inherited.
+    shell = "trap - PIPE; kill -PIPE $$; echo ignored"
+    started = subprocess.run(
+        [sys.executable, "-c", code, str(library), "sh", "-c", shell],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (started.returncode, started.stdout) == (-13, "")
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(library), sys.executable, "-c", script, "--", "-x"],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    out, _ = process.communicate()
+    assert process.returncode == 7
+    assert out.split() == [str(library), "['--',", "'-x']", str(process.pid), "True"]
+
+
+def test_a_command_that_is_not_there(library: Path) -> None:
+    with pytest.raises(GpuprofError, match="no-such-command: command not found"):
+        run.run(["no-such-command"])
+
+
+def test_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    assert arguments.parse(["run", "--", "python", "train.py", "--debug"]).cmd == [
+        "python", "train.py", "--debug",
+    ]  # fmt: skip
+    for argv in (["run"], ["run", "--"], ["run", "python", "train.py"]):
+        with pytest.raises(SystemExit):
+            arguments.parse(argv)
+    assert "after --" in capsys.readouterr().err
