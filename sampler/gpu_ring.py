@@ -107,7 +107,7 @@ class GpuRing:
             )
         # What was written before we came belongs to nobody: kernels whose launches were not seen.
         self._tail = int(self._words[_HEAD_AT // 8])
-        self._words[_TAIL_AT // 8] = self._tail
+        self._owned = False
         self.overruns = 0
 
     def lock(self) -> bool:
@@ -117,6 +117,11 @@ class GpuRing:
             fcntl.fcntl(self._fd, _F_OFD_SETLK, request)
         except (BlockingIOError, PermissionError):
             return False
+        # Only now: while another sampler holds the lock, the tail is its own.
+        if not self._owned:
+            self._tail = int(self._words[_HEAD_AT // 8])
+            self._owned = True
+        self._words[_TAIL_AT // 8] = self._tail
         return True
 
     def facts(self) -> RingFacts:

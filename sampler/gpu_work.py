@@ -26,6 +26,7 @@ TICK_S = 0.1
 LOOK_NS = 1_000_000_000  # how often processes are looked for, headers read, coverage written
 NEW_NS = 30 * 10**9  # for so long a process that is to load the library is looked at every time
 MAX_AT_ONCE = 16
+READ_BUDGET_NS = 60_000_000  # of one round
 MAX_SESSIONS = 64  # each ring may take 8 MB of memory
 GRACE_NS = 1_500_000_000  # after a process's end: its last launches are still on their way
 PROBE_RETRY_NS = 5 * 10**9
@@ -63,6 +64,7 @@ class GpuWork:
         self._next_probe_ns: dict[int, int] = {}
         self._ended_lost = self._ended_invalid = 0
         self._failure = ""
+        self._launch_losses = (0, 0)
         self._launches_lost, self._launches_lost_ns = 0, -LATELY_NS
         self._status = SourceStatus("gpu", "starting")
         self._stop = threading.Event()
@@ -112,7 +114,7 @@ class GpuWork:
         for session in [session for session in self._sessions if not session.locked]:
             self._listen(session, source, now_ns)
         # Records before launches, so that few records come before their launch.
-        work = [(session, session.read(now_ns)) for session in self._sessions if session.locked]
+        work = self._read(now_ns)
         launches = source.take_launches() if source is not None else []
         self._join.add_launches(launches)
         read_ns = time.monotonic_ns()
@@ -121,6 +123,17 @@ class GpuWork:
         self._coverage.write(now_ns, self._covered())
         for session in [s for s in self._sessions if s.ended_ns and now_ns - s.ended_ns > GRACE_NS]:
             self._end(session)
+        self._set_status()
+
+    def _read(self, now_ns: int) -> list[tuple[GpuSession, list[Work]]]:
+        """Read the rings, each time beginning with another one; those for which no time is left wait."""
+        deadline_ns = time.monotonic_ns() + READ_BUDGET_NS
+        work: list[tuple[GpuSession, list[Work]]] = []
+        self._sessions = self._sessions[1:] + self._sessions[:1]
+        for session in self._sessions:
+            in_time = session.locked and time.monotonic_ns() < deadline_ns
+            work.append((session, session.read(now_ns) if in_time else []))
+        return work
 
     def _add(self, session: GpuSession, parts: list[Work], now_ns: int) -> None:
         try:
@@ -149,7 +162,9 @@ class GpuWork:
         if self._listed is not None:
             self._coverage.write_observed(now_ns, self._listed, self._well_recording())
         self._join.tidy(now_ns)
-        self._set_status()
+        if source is not None:
+            with suppress(OSError):
+                self._launch_losses = source.launch_losses()
 
     def _look_at_new(self, now_ns: int, source: LaunchSource) -> None:
         """What is done every time: a process that has just started should not have to wait."""
@@ -251,18 +266,19 @@ class GpuWork:
         return well
 
     def _set_status(self) -> None:
-        source = self._launch_source()
-        lost_launches, truncated = (0, 0)
-        if source is not None:
-            with suppress(OSError):
-                lost_launches, truncated = source.launch_losses()
+        lost_launches, truncated = self._launch_losses
         now_ns = time.monotonic_ns()
         if lost_launches > self._launches_lost:
             self._launches_lost, self._launches_lost_ns = lost_launches, now_ns
         lately = lost_launches if now_ns - self._launches_lost_ns < LATELY_NS else 0
         counts = self._join.counts
         state, reason, hint = describe_state(
-            self._sessions, self._discovery.refused, self._listed, lately, self._failure
+            self._sessions,
+            self._discovery.refused,
+            self._listed,
+            lately,
+            self._failure,
+            recorded=counts.valid > 0,
         )
         self._status = SourceStatus(
             name="gpu", state=state, reason=reason, hint=hint,

@@ -16,8 +16,13 @@ def describe_state(
     listed: Mapping[str, Collection[int]] | None,
     lost_launches: int,
     failure: str,
+    *,
+    recorded: bool = False,
 ) -> tuple[str, str, str]:
-    """(state, reason, hint). `listed`: processes by device, as NVML lists them."""
+    """(state, reason, hint).
+
+    `listed`: processes by device, as NVML lists them; `recorded`: there was work.
+    """
     if failure:
         return "failed", failure, "please report it"
     alive = [session for session in sessions if session.ended_ns is None]
@@ -27,6 +32,8 @@ def describe_state(
     if not alive and not refused:
         if missing:
             return "off", f"no process on a GPU has the injection library ({_pids(missing)})", RUN_HINT
+        if recorded:
+            return "ok", "the processes that recorded have ended", ""
         return "off", "no process has the injection library", RUN_HINT
     problems = [f"pid {pid}: {why}" for pid, why in sorted(refused.items())[:MAX_NAMED]]
     for session in alive[:MAX_NAMED]:

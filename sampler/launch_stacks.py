@@ -222,7 +222,7 @@ def cut_at_probe(frames: tuple[int, ...], ids: FrameIds) -> tuple[int, ...]:
 
 
 def _is_callback(binary: str) -> bool:
-    return binary == INJECTION_LIBRARY or binary.startswith("libcupti.so")
+    return binary == INJECTION_LIBRARY or binary.startswith("libcupti")
 
 
 def _is_driver(binary: str) -> bool:

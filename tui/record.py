@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _PIECE = 256 << 10
 _READY_SECONDS = 15.0  # the longest wait for CPU stacks before the command is started
 _LAST_FRAMES_SECONDS = 0.35  # after the end: what the sampler still holds of the last instants
+_LAST_GPU_WORK_SECONDS = 1.6  # the same of GPU work, whose readings come about a second late
 _COMMAND_END_SECONDS = 10.0
 
 
@@ -119,6 +120,7 @@ class _Recording:
         self._first_ns = 0
         self._last_ns = 0
         self._cpu: SourceStatus | None = None
+        self._records_gpu_work = False
         self._sudo_line: str | None = None
         self._command: int | None = None
         self._command_code: int | None = None
@@ -139,7 +141,8 @@ class _Recording:
             self._start_command()
             limit = self._options.seconds
             self._copy(None if limit is None else time.monotonic() + limit, self._is_over)
-        self._copy(time.monotonic() + _LAST_FRAMES_SECONDS, lambda: self._interrupts > 1)
+        last = _LAST_GPU_WORK_SECONDS if self._records_gpu_work else _LAST_FRAMES_SECONDS
+        self._copy(time.monotonic() + last, lambda: self._interrupts > 1)
         self._finish()
         code = self._end_command()
         if self._trouble is not None:
@@ -208,7 +211,7 @@ class _Recording:
         for frame in frames:
             self._look_at(frame)
         if self._writer is not None:
-            # Until the sources are ready only definitions and facts are kept: the recording begins after that.
+            # Until the sources are ready only definitions and facts are kept: the recording begins then.
             rows = (Readings, Samples, GpuWork)
             self._writer.write([f for f in frames if self._begun or not isinstance(f, rows)])
 
@@ -222,6 +225,11 @@ class _Recording:
             self._writer.name = self._options.path
         elif isinstance(frame, Status):
             self._cpu = next((source for source in frame.sources if source.name == "cpu"), self._cpu)
+            states = {source.name: source.state for source in frame.sources}
+            if states.get("gpu") in ("ok", "degraded") or (
+                self._options.command and states.get("nvml") in ("ok", "degraded")
+            ):
+                self._records_gpu_work = True
             self._last_ns = max(self._last_ns, frame.time_ns)
         elif isinstance(frame, Failure):
             raise GpuprofError(frame.message, frame.hint, EXIT_UNAVAILABLE)

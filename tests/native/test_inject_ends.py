@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -173,15 +174,18 @@ def test_forked_children_are_silent_and_the_parent_goes_on(start: Start, listen:
     assert program.faults == {}
 
 
-def test_a_forked_child_holds_no_ring(start: Start, listen: Listen) -> None:
+def test_a_forked_child_holds_no_ring(start: Start, listen: Listen, kit: Any) -> None:
     program = start().init()
     listen(program)
-    assert program.ask("hold_child") != "-1"
-    child = int(program.ask("child?"))
-    links = [os.readlink(f"/proc/{child}/fd/{fd}") for fd in os.listdir(f"/proc/{child}/fd")]
-    assert not [link for link in links if "memfd" in link]
-    with open(f"/proc/{child}/maps", encoding="utf-8") as maps:
-        assert "memfd" not in maps.read()
+    program.ask("hold_child")
+    child = Path(f"/proc/{program.ask('child?')}")
+
+    def links() -> str:
+        return " ".join(os.readlink(link) for link in (child / "fd").iterdir())
+
+    kit.wait_for(lambda: "memfd" not in links(), 2, "closing")  # once it runs
+    assert "memfd" not in (child / "maps").read_text()
+    assert program.ring_fds() != []
     program.ask("kill_child")
 
 

@@ -71,10 +71,9 @@ def include_folders() -> list[str] | None:
     patterns = [f"{path}/nvidia/*/include" for path in sys.path if path]
     patterns += ["/usr/local/cuda/extras/CUPTI/include", "/usr/local/cuda/include"]
     folders = [folder for pattern in patterns for folder in glob.glob(pattern)]
-    files = {
-        name for folder in folders for name in ("cupti.h", "cuda.h") if os.path.exists(f"{folder}/{name}")
-    }
-    return folders if len(files) == 2 else None
+    needed = ("cupti.h", "cuda.h", "crt/host_defines.h")
+    found = {name for folder in folders for name in needed if os.path.exists(f"{folder}/{name}")}
+    return folders if len(found) == len(needed) else None
 
 
 KERNELS = (
@@ -109,6 +108,7 @@ PARAMS_FIELDS = {
     "old_subscriber_name": "oldSubscriberName", "old_subscriber_size": "oldSubscriberSize",
     "allow_multiple": "allowMultipleSubscribers",
 }  # fmt: skip
+NEWER = {"allowMultipleSubscribers"}  # CUDA 13.0 does not have it yet
 NUMBERS = {
     "CUPTI_OK": "CUPTI_SUCCESS",
     "CUPTI_INVALID_PARAMETER": "CUPTI_ERROR_INVALID_PARAMETER",
@@ -151,9 +151,8 @@ def layout_program(headers: str, abi: str) -> str:
     ]:
         if f"}} {real};" not in headers:
             continue
-        lines += [
-            FIELD.format(ours=ours, real=real, field=field, name=name) for field, name in fields.items()
-        ]
+        known = [pair for pair in fields.items() if pair[1] not in NEWER or f" {pair[1]};" in headers]
+        lines += [FIELD.format(ours=ours, real=real, field=field, name=name) for field, name in known]
         if real.startswith("CUpti_ActivityKernel"):
             lines.append(FIELD.format(ours=ours, real=real, field="graph", name="graphId"))
     lines += [f'_Static_assert((int){ours} == (int){real}, "{real}");' for ours, real in NUMBERS.items()]

@@ -5,6 +5,7 @@ numbers from known call paths, and processes that end in the middle.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import shutil
 import signal
@@ -18,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from gpuprof.bpf.programs import StackPrograms
+from gpuprof.sampler import gpu_discovery
 from gpuprof.sampler.cpu_stacks import CpuStacks
 from gpuprof.sampler.gpu_work import GpuWork
 from gpuprof.snapshots.errors import GpuprofError
@@ -28,9 +30,14 @@ pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="ne
 
 WORKLOADS = Path(__file__).parent / "workloads"
 INJECT = Path(__file__).parents[2] / "bpf" / "inject"
+NATIVE = Path(__file__).parents[1] / "native"
 FLAGS = ["-O2", "-std=gnu11", "-fomit-frame-pointer"]
-NOP_FLAGS = ["-fcf-protection=none", "-mno-red-zone", "-fvisibility=hidden"]
+RING_NAME = f"gpuprof-test-{os.getpid()}"  # another sampler of this machine shall not find it first
+NOP_FLAGS = [
+    "-fcf-protection=none", "-mno-red-zone", "-fvisibility=hidden", f'-DRING_NAME="{RING_NAME}"',
+]  # fmt: skip
 GPU = "GPU-01020304-0506-0708-090a-0b0c0d0e0f10"
+ADD_KERNEL = "at::native::vectorized_elementwise_kernel"  # template arguments are cut off below
 FORWARD_GEMM, BACKWARD_ADD, COPIES = 1009, 503, 101  # as fake_gpu launches them
 TIMEOUT_S = 20.0
 
@@ -118,7 +125,8 @@ def loaded() -> Iterator[Sampler]:
 
 
 @pytest.fixture
-def sampler(loaded: Sampler) -> Iterator[Sampler]:
+def sampler(loaded: Sampler, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sampler]:
+    monkeypatch.setattr(gpu_discovery, "NAME", f"/memfd:{RING_NAME}")
     loaded.pids.clear()
     loaded.listen()
     yield loaded
@@ -163,10 +171,11 @@ def test_every_launch_is_under_its_path(
             "main",
             "train_step",
         ]  # nothing of the library between the caller and the kernel
-        counts[names[-2], names[-1]] = counts.get((names[-2], names[-1]), 0) + 1
+        ending = (names[-2], names[-1].partition("<")[0])
+        counts[ending] = counts.get(ending, 0) + 1
     assert counts == {
-        ("forward", "gemm_nn<float>"): FORWARD_GEMM,
-        ("backward", "at::native::vectorized_elementwise_kernel<…>"): BACKWARD_ADD,
+        ("forward", "gemm_nn"): FORWARD_GEMM,
+        ("backward", ADD_KERNEL): BACKWARD_ADD,
         ("forward", "memcpy HtoD"): COPIES,
     }
     assert {path[-1][1] for path in paths} == {FrameKind.GPU_KERNEL, FrameKind.GPU_COPY}
@@ -215,7 +224,7 @@ def test_killed_in_the_middle(sampler: Sampler, start: Callable[..., subprocess.
     work = sampler.work
     assert work is not None
     wait_until(lambda: not work._sessions)
-    wait_until(lambda: work.status().state == "off")
+    wait_until(lambda: work.status().reason == "the processes that recorded have ended")
     assert work.status().invalid == 0
 
 
@@ -272,12 +281,13 @@ def test_python_frames(
     counts: dict[tuple[str, ...], int] = {}
     for path in sampler.paths(process.pid):
         names = [name for name, kind in path if kind in {FrameKind.PYTHON, FrameKind.GPU_KERNEL}]
+        names[-1] = names[-1].partition("<")[0]
         counts[tuple(names)] = counts.get(tuple(names), 0) + 1
         assert not any(kind == FrameKind.UNKNOWN for _, kind in path)
         assert "fake_launch_api" not in dict(path)
     assert counts == {
-        ("<module>", "step", "forward", "gemm_nn<float>"): 97,
-        ("<module>", "step", "backward", "at::native::vectorized_elementwise_kernel<…>"): 53,
+        ("<module>", "step", "forward", "gemm_nn"): 97,
+        ("<module>", "step", "backward", ADD_KERNEL): 53,
     }
 
 
@@ -329,3 +339,50 @@ def test_a_burst_of_launches_costs_no_cpu_samples(
     with contextlib.suppress(ProcessLookupError):
         process.kill()
     assert sampler.programs.counters()["ring_full"] == before
+
+
+def test_the_real_library_on_a_mocked_cupti(
+    sampler: Sampler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the lock to the tree: attach, callbacks, probe, records, join."""
+    spec = importlib.util.spec_from_file_location("injected", NATIVE / "injected.py")
+    assert spec is not None
+    assert spec.loader is not None
+    kit = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "injected", kit)  # dataclasses look their module up
+    spec.loader.exec_module(kit)
+    built = kit.build(tmp_path, ring_name=RING_NAME)
+    program = tmp_path / "mock_train"
+    driver = tmp_path / "libcuda.so.1"
+    link = [str(driver), "-Wl,-rpath,$ORIGIN"]
+    subprocess.run(
+        ["gcc", *FLAGS, f"-I{NATIVE}", "-o", program, WORKLOADS / "mock_train.c", *link], check=True
+    )
+    environ = {**os.environ, "GPUPROF_CUPTI": str(built.cupti), "CUDA_INJECTION64_PATH": str(built.library)}
+    process = subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ)
+    try:
+        assert line_of(process) == b"ready\n"
+        assert sampler.work is not None
+        work = sampler.work  # nobody lists the process: it is found in turn
+        wait_until(lambda: any(s.pid == process.pid and s.recording for s in work._sessions))
+        assert process.stdin is not None
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        assert line_of(process) == b"done\n"
+        sampler.wait_for_rows(process.pid, 211 + 103 + 47)
+        counts: dict[tuple[str, ...], int] = {}
+        for path in sampler.paths(process.pid):
+            names = tuple(name.partition("<")[0] for name, _ in path)
+            ending = names[names.index("main") :]
+            counts[ending] = counts.get(ending, 0) + 1
+        assert counts == {
+            ("main", "forward", "cuLaunchKernel", "gemm_nn"): 211,
+            ("main", "backward", "cuLaunchKernel", "gemm_nn"): 103,
+            ("main", "forward", "cuLaunchKernel", "add_bias"): 47,
+        }
+        wait_until(lambda: work.status().samples == 211 + 103 + 47)
+        status = work.status()
+        assert (status.lost, status.invalid, status.unmatched, status.truncated) == (0, 0, 0, 0)
+    finally:
+        process.kill()
+        process.communicate()

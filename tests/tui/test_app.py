@@ -167,7 +167,7 @@ async def test_other_trees_are_said_not_to_be_there(live: GpuprofApp) -> None:
         await shows(pilot, "[1 CPU]  [2 GPU time]")
         await pilot.press("2")
         await shows(pilot, "no process has the injection library")
-        await shows(pilot, "    gpuprof-tui run -- python train.py")
+        await shows(pilot, "  gpuprof-tui run -- python train.py")
         await pilot.press("3")
         await shows(pilot, "does not record what the host did while the GPU was idle")
         await pilot.press("1")
@@ -192,7 +192,7 @@ async def test_f_filters_and_capital_f_shows_the_whole_time(live: GpuprofApp) ->
 
 
 async def test_interpreter_frames_are_hidden_until_x(live: GpuprofApp, node_socket: tuple[Any, str]) -> None:
-    async with live.run_test(notifications=True, size=(180, 50)) as pilot:
+    async with live.run_test(notifications=True, size=(250, 50)) as pilot:
         await shows(pilot, "interpreter frames hidden, x shows them")
         await shows(pilot, "__libc_start_main")
         assert "Py_BytesMain" not in text_of(live)

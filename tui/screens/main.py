@@ -90,6 +90,9 @@ class MainScreen(Screen[None]):
         self.icicle = self.query_one(Icicle)
         self.table = self.query_one(ProcessTable)
         self.prompt = self.query_one(Prompt)
+        # Held, since a query finds nothing any more while the screen is being taken down.
+        self.texts = {widget.id: widget for widget in self.query(Lines)}
+        self.lower = self.lower
         self.show_session(self.session)
 
     # ---------------------------------------- refreshing
@@ -157,29 +160,29 @@ class MainScreen(Screen[None]):
         pane = self.flame.parent
         pane_width = pane.size.width if isinstance(pane, Vertical) else width
         summary = status_bar.summary_lines(session, palette, width, max(1, self.size.height // 16))
-        shown = self.query_one("#summary", Lines)
+        shown = self.texts["summary"]
         shown.display = bool(summary)
         self._set_height(shown, max(1, len(summary)))
         shown.show(summary)
         title = status_bar.tree_title(session, palette, pane_width, match, self.flame_view.has_focus)
-        self._line("#tree-title", title)
+        self._line("tree-title", title)
         details = self.flame.details_lines(pane_width, 1 if self.size.height < 20 else 4)
-        widget = self.query_one("#details", Lines)
+        widget = self.texts["details"]
         self._set_height(widget, len(details))
         widget.show(details)
-        self._line("#legend", self.flame.legend_line(pane_width))
+        self._line("legend", self.flame.legend_line(pane_width))
         crumb = self.flame.breadcrumb_line(pane_width)
-        breadcrumb = self.query_one("#breadcrumb", Lines)
+        breadcrumb = self.texts["breadcrumb"]
         breadcrumb.display = crumb.cells > 0
         breadcrumb.show([crumb])
         extra = (
             (1, "D", "live" if not self.session.model.live and len(self.gpuprof.sessions) > 1 else "demo"),
         )
         wanted = not self.session.model.gpus or len(self.gpuprof.sessions) > 1
-        self._line("#footer", status_bar.footer_line(palette, width, extra if wanted else ()))
+        self._line("footer", status_bar.footer_line(palette, width, extra if wanted else ()))
 
-    def _line(self, selector: str, line: Any) -> None:
-        self.query_one(selector, Lines).show([line])
+    def _line(self, name: str, line: Any) -> None:
+        self.texts[name].show([line])
 
     @property
     def gpuprof(self) -> GpuprofApp:
@@ -202,10 +205,9 @@ class MainScreen(Screen[None]):
         self._set_height(self.charts, max(1, charts))
         beside = self._table == "beside" or (self._table == "auto" and width >= SIDE_BY_SIDE_COLUMNS)
         self.table.styles.width = "1fr" if self._table == "alone" else max(50, min(84, width * 3 // 8))
-        lower = self.query_one("#lower")
-        lower.set_class(beside, "-side")
-        lower.set_class(self._table == "alone", "-table")
-        legend = self.query_one("#legend")
+        self.lower.set_class(beside, "-side")
+        self.lower.set_class(self._table == "alone", "-table")
+        legend = self.texts["legend"]
         legend.display = left - charts >= LEAST_TREE_ROWS + 1
 
     @staticmethod

@@ -231,7 +231,7 @@ class StackPainter:
     def _hint(self, view: Viewport) -> str:
         """What stands below the axis while nothing is selected: how to select, and what is out of sight."""
         hidden = len(self.charts) - len(self.placed)
-        more = f"{hidden} more charts: up and down" if hidden > 0 else ""
+        more = f"{hidden} more chart{'s' * (hidden > 1)}: up and down" if hidden > 0 else ""
         if view.selecting:
             return more
         return "drag or v: select a range" + (f" · {more}" if more else "")

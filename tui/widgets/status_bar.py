@@ -81,9 +81,8 @@ def tree_title(session: Session, palette: Palette, width: int, match: str, focus
         items.append((3, Line().add(amount(tree), text)))
         if tree.truncated and tree.unit == "samples":
             share = 100 * tree.truncated / max(float(tree.total_weight[0]), 1.0)
-            items.append(
-                (4, Line().add(f"{tree.truncated:,} stacks cut short ({share:.1f} %)", ink(palette.warning)))
-            )
+            what = "stacks cut short" if width >= 130 else "cut short"
+            items.append((4, Line().add(f"{tree.truncated:,} {what} ({share:.1f} %)", ink(palette.warning))))
         elif tree.truncated:
             cut = f"{duration_text(tree.truncated)} below stacks cut short"
             items.append((4, Line().add(cut, ink(palette.warning))))
@@ -92,8 +91,8 @@ def tree_title(session: Session, palette: Palette, width: int, match: str, focus
     if session.hidden_rows:
         count = f"{session.hidden_rows:,}"
         left = width - 2 - sum(item.cells + 2 for _, item in items)
-        texts = (f"{count} interpreter frames hidden, x shows them", f"{count} interpreter frames hidden (x)")
-        items.append((5, Line().add(next((t for t in texts if len(t) <= left), f"{count} hidden (x)"), dim)))
+        said = f"{count} interpreter frames hidden, x shows them"
+        items.append((5, Line().add(said if len(said) <= left else f"{count} interpreter frames: x", dim)))
     elif session.internals:
         items.append((5, Line().add("interpreter frames shown (x)", dim)))
     line = Line().add("▌" if focused else " ", accent)

@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpuprof.sampler import gpu_ring
+from gpuprof.sampler import gpu_discovery, gpu_ring
 from gpuprof.sampler.gpu_discovery import FoundRing
 from gpuprof.sampler.gpu_session import GpuSession
 from gpuprof.sampler.processes import describe
 from gpuprof.snapshots.frames import Hello
 from gpuprof.snapshots.history import History
 
+RING_NAME = f"gpuprof-test-{os.getpid()}"  # a sampler that runs on this machine shall not find it
 AHEAD_NS = 1_700_000_000 * 10**9  # of CUPTI's clock
 UUID = bytes(range(1, 17))
 GPU = "GPU-01020304-0506-0708-090a-0b0c0d0e0f10"
@@ -29,7 +30,7 @@ class Writer:
     """The process's side of a ring."""
 
     def __init__(self, size: int = gpu_ring.RING_BYTES, seals: int = gpu_ring.SEALS) -> None:
-        self.fd = os.memfd_create("gpuprof-ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self.fd = os.memfd_create(RING_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.fd, size)
         if seals:
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, seals)
@@ -94,6 +95,11 @@ class Writer:
         for name, value in {"kind": gpu_ring.KERNEL, "epoch": 1, "stream": 7, **fields}.items():
             rows[name] = value
         self.put(rows)
+
+
+@pytest.fixture(autouse=True)
+def _ring_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_discovery, "NAME", f"/memfd:{RING_NAME}")
 
 
 @pytest.fixture

@@ -167,8 +167,8 @@ def test_a_queue_that_nobody_reads(history: History) -> None:
     [
         ("main:app step:app gpuprof_launch:libgpuprof_inject.so", 2),
         ("main:app cudaLaunchKernel:libcudart.so.12 cuLaunchKernel:libcuda.so.1 "
-         "libcuda.so.1!0x12:libcuda.so.1 libcuda.so.1!0x99:libcuda.so.1 libcupti.so.12!0x5:libcupti.so.12 on_call:libgpuprof_inject.so "
-         "gpuprof_launch:libgpuprof_inject.so", 3),
+         "libcuda.so.1!0x12:libcuda.so.1 libcuda.so.1!0x99:libcuda.so.1 libcupti.so.12!0x5:libcupti.so.12 "
+         "on_call:libgpuprof_inject.so gpuprof_launch:libgpuprof_inject.so", 3),
         ("main:app libcuda.so.1!0x12:libcuda.so.1 libcupti.so.13!0x5:libcupti.so.13", 2),
         ("main:app libcuda.so.1!0x12:libcuda.so.1 run:app", 3),
         ("gpuprof_launch:libgpuprof_inject.so", 0),

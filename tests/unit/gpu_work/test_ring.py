@@ -92,7 +92,10 @@ def test_the_lock_dies_with_the_reader(writer: Any) -> None:
     assert is_listened_to(writer.fd)
     reader.kill()
     reader.communicate()
-    assert not is_listened_to(writer.fd)
+    deadline = time.monotonic() + 5
+    while is_listened_to(writer.fd):  # whoever looks at its memory just now keeps the mapped file a little longer
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_slots_in_order_across_the_end(writer: Any, session: GpuSession) -> None:
