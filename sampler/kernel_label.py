@@ -70,8 +70,10 @@ def _hints(argument: str) -> Iterator[str]:
     if not argument or _PLAIN.match(argument):
         return
     outer = re.split(r"[<({]", argument, maxsplit=1)[0].removesuffix("::").rpartition("::")[2].strip()
-    inner = _FUNCTOR.search(argument)
-    if inner is not None and inner[1] != outer:
-        yield inner[1]
+    inner = _FUNCTOR.findall(argument)
+    if (
+        inner and inner[-1] != outer
+    ):  # the innermost says most: AUnaryFunctor<..., MulFunctor<float>> multiplies
+        yield inner[-1]
     if re.fullmatch(r"[A-Za-z_]\w*", outer):
         yield outer

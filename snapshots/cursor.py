@@ -136,9 +136,10 @@ def _rows(history: History, cursor: Cursor, max_bytes: int) -> Iterator[tuple[Fr
     """Yield frames with their sizes, the cursor moved past each before it is yielded."""
     if cursor.level == "metrics":
         yield from _definitions(history.tables, cursor, processes_only=True)
-    of_tables = ((history.samples, cursor.samples), (history.gpu_work, cursor.gpu_work))
-    for log, position in ((history.readings, cursor.readings), *of_tables):
-        _skip_late(log, position, cursor.max_lag_ns)
+    _skip_late(history.readings, cursor.readings, cursor.max_lag_ns)
+    if cursor.level == "rows":  # who did not ask for rows of samples has not missed them
+        _skip_late(history.samples, cursor.samples, cursor.max_lag_ns)
+        _skip_late(history.gpu_work, cursor.gpu_work, cursor.max_lag_ns)
     while (
         rows := history.readings.since(cursor.readings.next, max(max_bytes // _READING_BYTES, 1))
     ) is not None:

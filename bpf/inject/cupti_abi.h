@@ -38,6 +38,17 @@ enum {
     CBID_cuLaunchKernelEx_ptsz = 653,
 };
 
+/* Driver API calls that copy or set memory, as ranges of ids; the odd ids from 217 to 225 are not in use. */
+struct cbid_range {
+    uint32_t first;
+    uint32_t last;
+};
+#define CBID_COPY_RANGES                                                                                               \
+    {                                                                                                                  \
+        {216, 226}, {249, 254}, {276, 293}, {305, 306}, {318, 321}, {397, 416}, {418, 433}, {776, 779}, {796, 799},    \
+            {837, 840},                                                                                                \
+    }
+
 struct cupti_callback_data { /* CUpti_CallbackData */
     uint32_t site;
     uint32_t pad0;

@@ -220,6 +220,10 @@ static int attach(char *problem, size_t problem_size)
     };
     for (size_t i = 0; i < sizeof launches / sizeof *launches; i++) /* an id that this CUPTI does not know is an error to ignore */
         session.cupti.cuptiEnableCallback(1, subscriber, DOMAIN_DRIVER_API, launches[i]);
+    static const struct cbid_range copies[] = CBID_COPY_RANGES;
+    for (size_t i = 0; i < sizeof copies / sizeof *copies; i++)
+        for (uint32_t id = copies[i].first; id <= copies[i].last; id++)
+            session.cupti.cuptiEnableCallback(1, subscriber, DOMAIN_DRIVER_API, id);
     enable_activity();
     log_line("attached, epoch %u, %s%s%s", epoch, header->library, no_kernels[0] ? ", " : "", no_kernels);
     return 0;

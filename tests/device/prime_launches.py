@@ -35,7 +35,7 @@ def path_two(kind: str, times: int, x: torch.Tensor) -> None:
 
 
 def main(out: str) -> None:
-    x = torch.rand(1 << 27, device="cuda") * 0.5
+    x = torch.rand(1 << 29, device="cuda") * 0.5  # a kernel takes about a millisecond
     torch.cuda.synchronize()
     time.sleep(4)  # the sampler finds the process, and the library attaches
     results: dict[str, dict[str, float]] = {}

@@ -53,6 +53,14 @@ class TestWhichCharts:
         store = store_of({gpu("util_gpu_percent"): 5.0, gpu("temp_c"): 40.0})
         assert list(charts(store, [A])) == ["util", "temp"]
 
+    def test_work_of_a_device_is_a_strip_where_some_was_recorded(self) -> None:
+        store = store_of({gpu("gpu_observed"): 1.0, gpu("gpu_kernel_busy_percent", "GPU-b"): 50.0})
+        (chart,) = charts(store, [A, B]).values()
+        assert (chart.id, chart.style) == ("work", Style.WORK)
+        assert {line.key[1] for line in chart.lines} == {"GPU-b"}
+        assert [placed.height for placed in place([chart], 12)] == [2]
+        assert charts(store_of({gpu("gpu_observed"): 1.0}), [A]) == {}
+
     def test_one_gpu_has_its_processes(self) -> None:
         store = store_of(
             {

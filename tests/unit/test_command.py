@@ -210,6 +210,17 @@ def test_report_as_text_and_json(snapshot: str) -> None:
     assert report["total"] == 0
 
 
+def test_interpreter_frames_are_in_the_report_when_asked_for_and_always_in_json() -> None:
+    recording = str(next((Path(__file__).parents[2] / "snapshots/recorded").glob("*.gpuprof")))
+    span = ("report", recording, "--range", "30..40")
+    plain, whole, as_json = (_run(*span, *more).stdout for more in ((), ("--internals",), ("--json",)))
+    assert "hidden    " in plain
+    assert "slow_decode" in plain
+    assert "_PyObject_MakeTpCall" not in plain
+    assert "_PyObject_MakeTpCall" in whole
+    assert "_PyObject_MakeTpCall" in as_json
+
+
 @pytest.mark.parametrize("wrong", ["5..1", "x", "1..y", ""])
 def test_a_range_that_is_none_is_wrong_usage(snapshot: str, wrong: str) -> None:
     done = _run("report", snapshot, "--range", wrong)

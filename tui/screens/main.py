@@ -92,7 +92,7 @@ class MainScreen(Screen[None]):
         self.prompt = self.query_one(Prompt)
         # Held, since a query finds nothing any more while the screen is being taken down.
         self.texts = {widget.id: widget for widget in self.query(Lines)}
-        self.lower = self.lower
+        self.lower = self.query_one("#lower")
         self.show_session(self.session)
 
     # ---------------------------------------- refreshing

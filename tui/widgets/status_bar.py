@@ -91,8 +91,13 @@ def tree_title(session: Session, palette: Palette, width: int, match: str, focus
     if session.hidden_rows:
         count = f"{session.hidden_rows:,}"
         left = width - 2 - sum(item.cells + 2 for _, item in items)
-        said = f"{count} interpreter frames hidden, x shows them"
-        items.append((5, Line().add(said if len(said) <= left else f"{count} interpreter frames: x", dim)))
+        texts = (
+            f"{count} interpreter frames hidden, x shows them",
+            f"{count} interpreter frames: x",
+            f"{count} internals: x",
+        )
+        said = next((text for text in texts if len(text) <= left), texts[-1])
+        items.append((5, Line().add(said, dim)))
     elif session.internals:
         items.append((5, Line().add("interpreter frames shown (x)", dim)))
     line = Line().add("▌" if focused else " ", accent)

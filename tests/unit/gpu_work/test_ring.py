@@ -93,7 +93,7 @@ def test_the_lock_dies_with_the_reader(writer: Any) -> None:
     reader.kill()
     reader.communicate()
     deadline = time.monotonic() + 5
-    while is_listened_to(writer.fd):  # whoever looks at its memory just now keeps the mapped file a little longer
+    while is_listened_to(writer.fd):  # who looks at its memory just now keeps the file a little longer
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
