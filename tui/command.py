@@ -7,6 +7,7 @@ up at once.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -50,6 +51,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _EXIT_PIPE
     except KeyboardInterrupt:
         return _EXIT_INTERRUPTED
+    except OSError as error:
+        if debug:
+            raise
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG) or error.filename is not None:
+            _complain(f"this is a bug: OSError: {error}", "please report it, with what --debug prints")
+            return EXIT_FAILED
+        _complain(f"cannot write the output: {error.strerror}", "")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still buffered goes nowhere
+        return EXIT_FAILED
     except Exception as error:
         if debug:
             raise

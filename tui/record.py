@@ -133,6 +133,8 @@ class _Recording:
         self._wake_r = _catch_signals()
         self._fd = _create(self._options.path, overwrite=self._options.overwrite)
         self._subscribe()
+        if self._sampler is not None:
+            _say("getting ready: the BPF programs are compiled and loaded (a few seconds)")
         self._copy(time.monotonic() + _READY_SECONDS, self._is_ready)
         self._begun = True
         self._first_ns = time.monotonic_ns()
@@ -294,8 +296,12 @@ class _Recording:
         except GpuprofError as error:
             self._trouble = self._trouble or error
         os.close(self._fd)
-        seconds = max(0, self._last_ns - self._first_ns) / 1e9
         samples, size = self._writer.rows_written[0], self._writer.bytes_written
+        if self._trouble is not None and not any(self._writer.rows_written):
+            with suppress(OSError):
+                os.unlink(self._options.path)  # nothing in it could be read
+            return
+        seconds = max(0, self._last_ns - self._first_ns) / 1e9
         _say(f"wrote {self._options.path}: {seconds:.1f} s, {samples:,} CPU samples, {size / 1e6:.2f} MB")
 
     def _announce(self) -> None:

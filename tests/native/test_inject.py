@@ -62,7 +62,7 @@ def test_copies_sets_and_graphs(start: Start, listen: Listen) -> None:
     assert (nodes & 0xFFFFFFFF).tolist() == [1, 2, 3]
     assert counts.tolist() == [13, 13, 13]
     assert len(np.unique(kernels["correlation"])) == 13  # the nodes of one launch share its id
-    assert listener.facts.launches == 13  # copies, sets and synchronizations launch no kernels
+    assert listener.facts.launches == 13 + 17 + 19  # copies and sets have a host stack as well, waits do not
     assert set(program.probes()["weight"].tolist()) == {1}
 
 

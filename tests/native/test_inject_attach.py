@@ -57,7 +57,8 @@ def test_attaches_soon_after_the_lock(start: Start, listen: Listen) -> None:
     listener.reach("recording")
     assert time.monotonic() - began < 0.3
     counters = program.counters
-    assert (counters["subscribers"], counters["callbacks_enabled"], counters["kinds_enabled"]) == (1, 12, 3)
+    assert (counters["subscribers"], counters["kinds_enabled"]) == (1, 3)
+    assert counters["callbacks_enabled"] == 12 + 89  # launches, copies and sets of the driver API alone
 
 
 def test_a_lock_on_the_process_s_own_description_is_not_a_listener(start: Start, listen: Listen) -> None:
@@ -78,17 +79,16 @@ def test_detaches_at_the_next_launch_and_only_there(start: Start, listen: Listen
     watcher.reach("detaching")
     time.sleep(0.2)
     program.launch(3, how="sync")
-    program.launch(3, how="copy")
     assert program.counters["finalizes"] == 0
     assert program.counters["subscribers"] == 1
-    program.launch(1)
+    program.launch(1, how="copy")
     assert program.counters["finalizes"] == 1
     assert watcher.facts.state == "waiting"
     assert detached(program)
     assert program.faults == {}
     program.launch(50)
     assert watcher.facts.launches == 6
-    assert program.counters["records"] == 9  # 6 kernels, 3 copies
+    assert program.counters["records"] == 6  # 5 kernels and the copy
 
 
 def test_detaches_when_the_sampler_is_killed(start: Start, listen: Listen, kit: Any) -> None:
