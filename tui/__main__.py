@@ -78,6 +78,8 @@ def main(arguments: list[str] | None = None) -> int:
     finally:
         if rescue.changed():
             rescue.restore()
+    if app.failure is not None:
+        raise app.failure
     return app.return_code or 0
 
 

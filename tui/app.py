@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from rich.text import Text
-from textual import on
+from textual import events, on
 from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.driver import Driver
@@ -28,6 +28,7 @@ from gpuprof.tui.screens.main import MainScreen
 from gpuprof.tui.session import Session
 from gpuprof.tui.terminal import SafeDriver
 from gpuprof.tui.transports import Transport
+from gpuprof.tui.widgets.prompt import Prompt
 from gpuprof.tui.widgets.styled import band
 
 TICK_S = 0.25
@@ -71,6 +72,7 @@ class GpuprofApp(App[None]):
         self._soon: Timer | None = None
         self._running_loop: asyncio.AbstractEventLoop | None = None
         self._leave_code: int | None = None
+        self.failure: GpuprofError | None = None  # why the screen ended by itself
 
     @property
     def session(self) -> Session:
@@ -85,6 +87,33 @@ class GpuprofApp(App[None]):
         names = ("background", "text", "dim", "rule", "accent", "selection")
         ours = {f"gp-{name}": getattr(palette, name) for name in names}
         return {**super().get_css_variables(), **ours, "gp-band": band(palette)}
+
+    # ---------------------------------------- keys
+
+    async def on_event(self, event: events.Event) -> None:
+        if isinstance(event, events.Key) and not event.is_forwarded and self._takes_keys():
+            await self._take_key(event)
+        else:
+            await super().on_event(event)
+
+    def _takes_keys(self) -> bool:
+        return bool(self.screen_stack) and self.screen.is_mounted
+
+    async def _take_key(self, event: events.Key) -> None:
+        """Answer a key completely before the next one is looked at.
+
+        Textual hands a key to what has the focus when it arrives, so that of keys in one burst (a paste, tmux
+        send-keys, a slow ssh) those after a change of focus would go to the wrong place.
+        """
+        if not self.app_focus:
+            self.app_focus = True
+        if await self._check_bindings(event.key, priority=True):
+            return
+        focused = self.focused
+        if isinstance(focused, Prompt) and event.is_printable:
+            await focused._on_key(event)
+        else:
+            await self._check_bindings(event.key)
 
     # ---------------------------------------- pace
 
@@ -131,6 +160,10 @@ class GpuprofApp(App[None]):
         crash = session.crashed
         if crash is not None and isinstance(crash, Exception):
             raise crash
+        failed = session.link.error
+        if failed is not None and not session.transport.live:
+            await self._could_not_open(failed)
+            return
         await session.ask()
         damage = session.transport.damage
         if damage and not session.damage_was_told:
@@ -141,6 +174,15 @@ class GpuprofApp(App[None]):
         screen = self._main_screen()
         if screen is not None:
             screen.update_all(session.model.take_changes())
+
+    async def _could_not_open(self, error: GpuprofError) -> None:
+        """Without its file a screen has nothing to show: back to the live node, or out with the reason."""
+        if len(self.sessions) > 1:
+            await self.action_demo()
+            self.tell(error.message, error.hint, "error")
+        elif self.failure is None:
+            self.failure = error
+            self.exit(return_code=error.exit_code)
 
     def _main_screen(self) -> MainScreen | None:
         screen = self.screen_stack[0] if self.screen_stack else None
@@ -159,7 +201,7 @@ class GpuprofApp(App[None]):
     ) -> None:
         """A toast: what happened and what to do next."""
         text = clean(message, 500) + (f"\n{clean(hint, 500)}" if hint else "")
-        self.notify(text, severity=severity, timeout=8 if severity == "information" else 12, markup=False)
+        self.notify(text, severity=severity, timeout=5 if severity == "information" else 12, markup=False)
 
     # ---------------------------------------- actions
 
@@ -254,7 +296,8 @@ class GpuprofApp(App[None]):
         )
 
     async def action_quit(self) -> None:
-        self.exit()
+        error = self.sessions[0].link.error
+        self.exit(return_code=error.exit_code if error is not None else 0)
 
     def leave(self, code: int) -> None:
         """Exit with `code`; may be called from a signal handler, and before the loop runs."""

@@ -54,7 +54,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if debug:
             raise
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG) or error.filename is not None:
+        if (
+            error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
+            or error.filename is not None
+        ):
             _complain(f"this is a bug: OSError: {error}", "please report it, with what --debug prints")
             return EXIT_FAILED
         _complain(f"cannot write the output: {error.strerror}", "")

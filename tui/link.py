@@ -15,6 +15,7 @@ from gpuprof.tui.transports import Transport
 
 FIRST_RETRY_S = 0.5
 LONGEST_RETRY_S = 5.0
+FIRST_TRIES = 3  # to reach what was never there
 FRAMES_PER_TURN = 32  # frames applied before other tasks (keys, redraws) get a turn
 FETCH_IDS_FROM = 1 << 30  # queries are numbered from 1
 FETCH_QUEUE = 32
@@ -59,6 +60,9 @@ class Link:
         self.transport = transport
         self.model = model
         self.state = LinkState("connecting")
+        self.error: GpuprofError | None = None  # why it failed for good
+        self.was_open = False  # whether anything ever came
+        self._refusals = 0
         self._on_answer = on_answer
         self._on_state = on_state
         self._closing = False
@@ -87,7 +91,9 @@ class Link:
                 self._fetch = None
             if self._closing:
                 return
-            if not self.transport.live:
+            self._refusals = self._refusals + 1 if self.transport.refused else 0
+            if not self.transport.live or (not self.was_open and self._refusals >= FIRST_TRIES):
+                self.error = reason
                 self._set(LinkState("failed", reason.message, reason.hint))
                 return
             self._set(LinkState("gone", reason.message, reason.hint))
@@ -105,7 +111,7 @@ class Link:
         turn = 0
         async for frame in self.transport.frames():
             if self.state.state != "open":
-                self.explanation = ""
+                self.explanation, self.was_open = "", True
                 self._set(LinkState("open"))
                 yield True
             if self._fetch is None or not await self._fetched(self._fetch, frame):

@@ -312,7 +312,8 @@ class _Recording:
         ]
         _say(f"recording to {self._options.path}; ends {' or '.join(ends)}")
         if self._cpu is not None and self._cpu.state != "ok":
-            _say(f"CPU stacks are {self._cpu.state}: {self._cpu.reason}")
+            lacking = self._cpu.state in ("failed", "off")
+            _say(f"{'No CPU stacks' if lacking else 'CPU stacks'}: {self._cpu.reason or self._cpu.state}")
             _say(f"  {self._cpu.hint if self._sudo_line is None else shlex.join(_sudo_line())}")
 
 

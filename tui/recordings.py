@@ -10,6 +10,8 @@ from gpuprof.tui.transports import HistoryTransport
 if TYPE_CHECKING:
     from gpuprof.snapshots.history import History
 
+DEMO = "pytorch-slow-loader-h200.gpuprof"
+
 
 def open_file(path: str) -> HistoryTransport:
     """A transport over a snapshot file, which is read (in a thread) when the transport is opened."""
@@ -29,6 +31,5 @@ def bundled_recording() -> Path | None:
     """The recording of a real GPU run that comes with the program; None when it was left out."""
     from importlib.resources import files
 
-    folder = Path(str(files("gpuprof.snapshots"))) / "recorded"
-    found = sorted(folder.glob("*.gpuprof")) if folder.is_dir() else []
-    return found[0] if found else None
+    path = Path(str(files("gpuprof.snapshots"))) / "recorded" / DEMO
+    return path if path.is_file() else None

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 READ_BYTES = 256 << 10
 CONNECT_TIMEOUT_S = 30.0
 STDERR_LINES = 20
+SSH_FAILED = 255  # ssh(1): an error of its own, not of the remote command
+_CONTROLS = bytes([*range(32), 127])
 
 
 class Transport(Protocol):
@@ -35,6 +37,7 @@ class Transport(Protocol):
     live: bool
     label: str
     damage: str | None  # what is missing from a file, in words
+    refused: bool  # the last end was a host that could not be reached at all
 
     @property
     def span(self) -> tuple[int, int] | None:
@@ -57,6 +60,7 @@ class _Stream:
     """The part that sockets and commands share: a reader, a writer, and the decoder between."""
 
     damage: str | None = None
+    refused = False
     span: tuple[int, int] | None = None
 
     def __init__(self, *, skip_preamble: bool = False) -> None:
@@ -176,6 +180,7 @@ class CommandTransport(_Stream):
     async def open(self) -> None:
         await self.close()
         self._stderr.clear()
+        self.refused = False
         try:
             self._process = process = await asyncio.create_subprocess_exec(
                 *self._argv,
@@ -214,10 +219,10 @@ class CommandTransport(_Stream):
         rest = b""
         while data := await stream.read(4096):
             *lines, rest = (rest + data).split(b"\n")
-            self._stderr.extend(clean(line, 300) for line in lines if line.strip())
+            self._stderr.extend(said for line in lines if (said := _spoken(line)))
             rest = rest[-4096:]
-        if rest.strip():
-            self._stderr.append(clean(rest, 300))
+        if said := _spoken(rest):
+            self._stderr.append(said)
 
     async def _explained(self, message: str, hint: str) -> GpuprofError:
         """Why the stream ended: the exit status of the command and what it said."""
@@ -229,6 +234,11 @@ class CommandTransport(_Stream):
         if self._stderr_task is not None:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(asyncio.shield(self._stderr_task), 0.5)
+        self.refused = code == SSH_FAILED and not self._decoder.started
+        if self.refused:
+            last = self._stderr[-1] if self._stderr else f"{os.path.basename(self._argv[0])} says nothing"
+            hint = hint or f"Does `ssh {self.label}` work, without asking anything?"
+            return GpuprofError(f"cannot connect to {self.label}: {last}", hint, EXIT_UNAVAILABLE)
         if not message:
             ended = "closed the stream" if code is None else f"ended with status {code}"
             message = f"{self.label}: {os.path.basename(self._argv[0])} {ended}"
@@ -268,6 +278,7 @@ class HistoryTransport:
     thread."""
 
     live = False
+    refused = False
     damage: str | None = None
 
     def __init__(self, load: History | Callable[[], History], label: str) -> None:
@@ -330,6 +341,13 @@ class HistoryTransport:
         for task in list(self._tasks):
             task.cancel()
         self._queue.put_nowait(None)
+
+
+def _spoken(line: bytes) -> str:
+    """A line of standard error without the \\r and escapes that are meant for a terminal; empty when nothing
+    is left."""
+    text = line.translate(None, _CONTROLS).strip()
+    return clean(text, 300) if text else ""
 
 
 def _take(iterator: object, count: int) -> list[Frame]:

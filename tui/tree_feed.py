@@ -45,7 +45,7 @@ def parse_filter(text: str, process_names: Mapping[int, str]) -> Filter:
         elif kind.rstrip("0123456789,-") in found and kind[3:]:
             found[kind[:3]] += _numbers(kind[3:], kind[:3])
         elif kind in found:
-            raise GpuprofError(f"{kind} what?", f"For example: {kind} 0")
+            raise GpuprofError(f"{kind} what?", _example(kind))
         elif word.isdigit():
             found["pid"].append(int(word))
         else:
@@ -62,14 +62,16 @@ def parse_filter(text: str, process_names: Mapping[int, str]) -> Filter:
     return Filter(" ".join(text.split()), tuple(found["pid"]), tuple(found["tid"]), tuple(found["cpu"]))
 
 
+def _example(kind: str) -> str:
+    return f"For example: {'cpu 0-3' if kind == 'cpu' else f'{kind} 4711'}"
+
+
 def _numbers(text: str, kind: str) -> list[int]:
     result: list[int] = []
     for part in text.split(","):
         first, dash, last = part.partition("-")
         if not first.isascii() or not first.isdigit() or (dash and not (last.isascii() and last.isdigit())):
-            raise GpuprofError(
-                f"{clean(text, 40)} is not a {kind} number", f"For example: {kind} 0 or {kind} 0-3"
-            )
+            raise GpuprofError(f"{clean(text, 40)} is not a {kind} number", _example(kind))
         low, high = int(first), int(last) if dash else int(first)
         if high < low or high - low >= MAX_LISTED or high > 2**31:
             raise GpuprofError(f"{clean(text, 40)} is not a usable range of {kind} numbers")

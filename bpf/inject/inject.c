@@ -32,6 +32,9 @@
 #define CLOCK_NS 1000000000ull /* how often the clocks are compared */
 #define RETRY_NS 2000000000ull /* after a refusal */
 #define FLUSH_PERIOD_MS 100u   /* CUPTI hands over what is complete this often */
+#define FLUSH_BUSY_NS 200000000ull    /* while the process launches, and for FLUSH_AFTER_NS after */
+#define FLUSH_QUIET_NS 1000000000ull
+#define FLUSH_AFTER_NS 3000000000ull
 #define END_WAIT_S 2           /* a CUPTI that hangs must not keep the process from ending */
 
 /* Only the library's thread attaches and asks to detach, only a launch's exit finalizes; ATTACHING and FINALIZING belong to who set them. */
@@ -259,6 +262,24 @@ static int pause_or_end(uint64_t ns)
     return end;
 }
 
+/* CUPTI hands a buffer over when it is full, and its own period does not shorten that (CUDA 13.0): a process that launches little would show
+ * its kernels a minute late. So what is complete is asked for, unless records come by themselves. Only this thread ends the recording phase, so
+ * that no finalize can meet the flush. */
+static void flush_slow_records(uint64_t now)
+{
+    static uint64_t next, launches_before, records_before, launched_ns;
+    uint64_t launches = __atomic_load_n(&session.ring.header->launches, __ATOMIC_RELAXED);
+    if (launches != launches_before)
+        launched_ns = now;
+    launches_before = launches;
+    if (now < next)
+        return;
+    next = now + (now - launched_ns < FLUSH_AFTER_NS ? FLUSH_BUSY_NS : FLUSH_QUIET_NS);
+    if (session.ring.header->records == records_before)
+        session.cupti.cuptiActivityFlushAll(0);
+    records_before = session.ring.header->records;
+}
+
 /* One look at the listener; `next_clock` and `next_try` are times on CLOCK_MONOTONIC. */
 static void look(uint64_t *next_clock, uint64_t *next_try)
 {
@@ -285,7 +306,10 @@ static void look(uint64_t *next_clock, uint64_t *next_try)
         if (!listener) {
             ring_say(&session.ring, RING_DETACHING, "waiting for the next launch");
             set_phase(DETACH_WANTED);
-        } else if (now >= *next_clock) {
+            break;
+        }
+        flush_slow_records(now);
+        if (now >= *next_clock) {
             records_compare_clocks();
             if (session.ring.header->devices == 0) /* the driver was still initialising */
                 records_note_devices();

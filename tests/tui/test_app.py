@@ -4,6 +4,7 @@ said when things are missing."""
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -119,6 +120,10 @@ async def test_search_and_bad_filter(live: GpuprofApp) -> None:
         await shows(pilot, "/decode:")
         await pilot.press("f", *"no-such-thing", "enter")
         await shows(pilot, "no process is called")
+        text = text_of(live).splitlines()
+        assert any("no-such-thing" in line and "no process is called" in line for line in text[-3:])
+        await pilot.pause()
+        assert not live._notifications
         assert screen_of(live).prompt.display
         await pilot.press("escape")
         assert not screen_of(live).prompt.display
@@ -151,6 +156,25 @@ async def test_p_and_brackets_rearrange(live: GpuprofApp) -> None:
         await pilot.press("right_square_bracket")
         await pilot.pause()
         assert screen.charts.size.height > before
+
+
+async def test_a_narrow_screen_belongs_to_the_tree(live: GpuprofApp) -> None:
+    async with live.run_test(notifications=True, size=(180, 40)) as pilot:
+        await shows(pilot, "main (train.py")
+        screen = screen_of(live)
+        pane = screen.query_one("#tree-pane")
+        screen._table = "beside"
+        await pilot.resize_terminal(80, 24)
+        await until(pilot, lambda: not screen.table.display)
+        assert pane.display
+        await pilot.press("p")
+        assert (screen.table.display, pane.display) == (True, False)
+        await pilot.press("p")
+        assert (screen.table.display, pane.display) == (False, True)
+        await pilot.press("p")
+        await pilot.resize_terminal(40, 10)
+        await until(pilot, lambda: not screen.table.display and screen.flame.size.height >= 2)
+        await shows(pilot, "all")
 
 
 async def test_help_opens_and_closes(live: GpuprofApp) -> None:
@@ -236,9 +260,14 @@ async def test_nothing_works_in_eighty_columns(bare_node: str) -> None:
     app = GpuprofApp(SocketTransport(path=bare_node))
     async with app.run_test(notifications=True, size=(80, 24)) as pilot:
         await shows(pilot, "sudo /opt/gpuprof/bin/gpuprof-tui")
-        text = " ".join(text_of(app).split())
+        lines = text_of(app).splitlines()
+        text = " ".join(" ".join(lines).split())
         assert "libnvidia-ml.so.1 was not found" in text
         assert "demo" in text
+        assert text.count("sudo /opt") == 1
+        notice = next(place for place, line in enumerate(lines) if "libnvidia-ml" in line)
+        charts = screen_of(app).charts.region.y
+        assert charts - notice <= 2
 
 
 async def test_no_sampler_is_said_and_retried(tmp_path: Path) -> None:
@@ -361,6 +390,44 @@ async def test_losses_and_cost_are_on_the_screen(fake_node: ModuleType) -> None:
         await shows(pilot, "invalid 3")
         await shows(pilot, "dropped 7")
         await shows(pilot, "sampler 1.0 % 61 MB")
+
+
+async def test_key_2_without_a_gpu_says_so(fake_node: ModuleType) -> None:
+    node = fake_node.FakeNode(0)
+    node.fill(10**12, 10**12 + 3 * 10**9)
+    app = GpuprofApp(HistoryTransport(node.history, "x.gpuprof"))
+    async with app.run_test(notifications=True, size=(120, 40)) as pilot:
+        await shows(pilot, "main (train.py:88)")
+        model = app.session.model
+        model.live = True
+        sources = [SourceStatus("nvml", "off", "libnvidia-ml.so.1 was not found"), SourceStatus("gpu", "off")]
+        model.apply(Status(10**12 + 10**10, sources, 0, 61_000_000, 0, 0))
+        screen_of(app).update_all(model.take_changes())
+        await pilot.press("2")
+        await shows(pilot, "no NVIDIA GPU here")
+        await shows(pilot, "  gpuprof-tui run -- python train.py")
+        app.tell("said")
+        await pilot.pause()
+        assert [toast.timeout for toast in app._notifications] == [5]
+
+
+async def test_before_any_data_there_is_no_time(tmp_path: Path) -> None:
+    app = GpuprofApp(SocketTransport(path=str(tmp_path / "none")))
+    async with app.run_test(notifications=True, size=(120, 30)) as pilot:
+        await shows(pilot, "not connected, trying again")
+        charts = screen_of(app).charts
+        await pilot.press("v")
+        await shows(pilot, "nothing to select yet")
+        charts.focus()
+        await pilot.press("v", "left", "enter")
+        await pilot.mouse_down(charts, offset=(50, 3))
+        await pilot.hover(charts, offset=(60, 3))
+        await pilot.mouse_up(charts, offset=(60, 3))
+        assert charts.selected_range is None
+        assert app.session.feed.pinned is None
+        text = text_of(app)
+        assert "live" not in text
+        assert not re.search(r"\d\d:\d\d:\d\d", text)
 
 
 async def test_hostile_hello(fake_node: ModuleType, hostile_names: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -301,10 +302,63 @@ def test_a_stray_continue_signal_changes_nothing(
 def test_a_file_that_is_none_says_so(pty_screen: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "not.gpuprof").write_bytes(b"hello" * 1000)
     with pty_screen.screen_of("--file", str(tmp_path / "not.gpuprof")) as screen:
-        screen.wait_for("cannot be read")
-        assert "Traceback" not in screen.text
-        screen.send("q")
+        assert screen.wait_exit() == 3
+        assert_restored(screen)
+        after = bytes(screen.raw).rpartition(b"\x1b[?1049l")[2]
+        assert b"gpuprof-tui: " in after
+        assert b"not.gpuprof" in after
+        assert b"Traceback" not in screen.raw
+
+
+def test_a_file_with_nothing_readable_left(
+    fake_node: ModuleType, pty_screen: ModuleType, tmp_path: Path
+) -> None:
+    from gpuprof.snapshots.file import SnapshotWriter
+
+    node = fake_node.FakeNode(1)
+    node.fill(10**12, 10**12 + 5 * 10**9)
+    path = tmp_path / "run.gpuprof"
+    with SnapshotWriter(str(path), node.hello) as writer:
+        writer.write(node.history.frames_between(*node.history.span))
+    path.write_bytes(path.read_bytes()[:20])
+    with pty_screen.screen_of("--file", str(path)) as screen:
+        assert screen.wait_exit() == 3
+        assert_restored(screen)
+
+
+def test_keys_of_one_burst_all_count(node_socket: tuple[Any, str], pty_screen: ModuleType) -> None:
+    """Each key goes where the one before it has put the focus, however fast it comes."""
+    left = "\x1b[D"
+    with pty_screen.screen_of("--socket", node_socket[1], columns=180, rows=48) as screen:
+        screen.wait_for("main (train.py:88)")
+        screen.send("v" + 40 * left + "\rj")
+        text = screen.wait_for("Esc lets go")
+        length = re.search(r"\(([\d.]+) s\)  Esc lets go", text)
+        assert length is not None
+        cell_s = 60 / (180 - 18 - 34)
+        assert float(length[1]) == pytest.approx(41 * cell_s, abs=0.2)
+        screen.send("fpid 4711\r/decode\r")
+        screen.wait_for(lambda text: "filter: pid 4711" in text and "/decode:" in text)
+        screen.send("f\x15pid 77\r")
+        screen.wait_for(lambda text: "filter: pid 77 " in text)
+        screen.send("?qq")
         assert screen.wait_exit() == 0
+
+
+def test_a_host_that_cannot_be_reached(pty_screen: ModuleType) -> None:
+    command = "printf 'ssh: Could not resolve hostname nosuchhost\\r\\n' >&2; exit 255"
+    argv = json.dumps(["/bin/sh", "-c", command])
+    with pty_screen.screen_of("--connect", argv, "--label", "nosuchhost", columns=150) as screen:
+        screen.wait_for(
+            lambda text: "cannot connect to nosuchhost: ssh: Could not resolve hostname nosuchhost  " in text
+        )
+        assert "sampler gone" not in screen.text
+        screen.wait_for(lambda text: "cannot connect  " in text and "Trying again" not in text)
+        assert "\u240d" not in screen.text
+        assert "● live" not in screen.text
+        assert not re.search(r"\d\d:\d\d:\d\d", screen.text)
+        screen.send("v\rq")
+        assert screen.wait_exit() == 5
 
 
 def test_save_and_open_again(

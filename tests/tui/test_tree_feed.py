@@ -134,3 +134,12 @@ def test_a_chosen_device_does_not_ask_for_the_cpu_tree_again() -> None:
     feed.accept(first.id)
     feed.show_gpu("GPU-a")
     assert feed.due(1, SECOND, (0, 10)) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "example"), [("pid x", "pid 4711"), ("cpu", "cpu 0-3"), ("tid -1", "tid 4711")]
+)
+def test_a_bad_number_comes_with_a_sensible_example(text: str, example: str) -> None:
+    with pytest.raises(GpuprofError) as caught:
+        parse_filter(text, {})
+    assert caught.value.hint == f"For example: {example}"

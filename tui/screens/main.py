@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from gpuprof.tui.app import GpuprofApp
 
 SIDE_BY_SIDE_COLUMNS = 130
+LEAST_SIDE_COLUMNS = 110  # below, the table stands beside the tree not even when asked for
+TINY_ROWS = 14
+NOTICE_ROWS_SMALL = 2
 LEAST_TREE_ROWS = 9
 LEAST_CHART_ROWS = 5
 
@@ -90,6 +93,8 @@ class MainScreen(Screen[None]):
         self.icicle = self.query_one(Icicle)
         self.table = self.query_one(ProcessTable)
         self.prompt = self.query_one(Prompt)
+        self.prompt.on_done = self._prompt_done
+        self.charts.on_pin = self._focus_tree  # what comes next is reading the tree
         # Held, since a query finds nothing any more while the screen is being taken down.
         self.texts = {widget.id: widget for widget in self.query(Lines)}
         self.lower = self.query_one("#lower")
@@ -123,7 +128,7 @@ class MainScreen(Screen[None]):
         if Change.PROCESSES in changes:
             self.charts.set_processes({pid: process.name for pid, process in model.processes.items()})
         self.header.link_text = status_bar.link_text(session)
-        self._arrange(self.header.update(self._header_rows()))
+        self._arrange(self.header.update(self._header_rows(), self._notice_rows()))
         if model.hello is not None and (model.live or Change.READINGS in changes or Change.NODE in changes):
             self.charts.now_ns = model.now_ns  # draws the charts
             if not model.live:
@@ -168,6 +173,7 @@ class MainScreen(Screen[None]):
         self._line("tree-title", title)
         details = self.flame.details_lines(pane_width, 1 if self.size.height < 20 else 4)
         widget = self.texts["details"]
+        widget.display = self.size.height >= TINY_ROWS
         self._set_height(widget, len(details))
         widget.show(details)
         self._line("legend", self.flame.legend_line(pane_width))
@@ -193,6 +199,9 @@ class MainScreen(Screen[None]):
     def _header_rows(self) -> int:
         return max(2, min(9, self.size.height // 4))
 
+    def _notice_rows(self) -> int:
+        return NOTICE_ROWS_SMALL if self.size.height < 30 else 9
+
     def _arrange(self, header_rows: int) -> None:
         """Share the height between charts and tree, and decide whether the process table stands beside the
         tree."""
@@ -200,10 +209,13 @@ class MainScreen(Screen[None]):
         if not height:
             return
         left = height - header_rows - 1  # the footer
-        charts = max(LEAST_CHART_ROWS, min(round(left * self._chart_share), left - LEAST_TREE_ROWS))
+        least = LEAST_CHART_ROWS if height >= TINY_ROWS else 2
+        charts = max(least, min(round(left * self._chart_share), left - LEAST_TREE_ROWS))
         self._set_height(self.header, header_rows)
         self._set_height(self.charts, max(1, charts))
-        beside = self._table == "beside" or (self._table == "auto" and width >= SIDE_BY_SIDE_COLUMNS)
+        beside = (self._table == "beside" and width >= LEAST_SIDE_COLUMNS) or (
+            self._table == "auto" and width >= SIDE_BY_SIDE_COLUMNS
+        )
         self.table.styles.width = "1fr" if self._table == "alone" else max(50, min(84, width * 3 // 8))
         self.lower.set_class(beside, "-side")
         self.lower.set_class(self._table == "alone", "-table")
@@ -218,6 +230,8 @@ class MainScreen(Screen[None]):
 
     def on_resize(self, event: events.Resize) -> None:
         if hasattr(self, "header"):
+            if self.size.height < TINY_ROWS and self._table == "alone":
+                self._table = "none"  # what little room there is belongs to the tree
             self.update_all(Change.NONE)
 
     def _on_timer_update(self) -> None:
@@ -231,7 +245,6 @@ class MainScreen(Screen[None]):
 
     def on_chart_stack_range_selected(self, event: ChartStack.RangeSelected) -> None:
         self.session.feed.pin(event.start_ns, event.end_ns)
-        self.flame_view.focus()  # what comes next is reading the tree
         self._asked_anew()
 
     def on_chart_stack_range_cleared(self, _event: ChartStack.RangeCleared) -> None:
@@ -260,7 +273,12 @@ class MainScreen(Screen[None]):
         if self._table == "alone":
             self._table = "none"
             self._arrange(self.header.size.height)
-        self.flame_view.focus()
+        self._focus_tree()
+
+    def _focus_tree(self) -> None:
+        """Give the tree the keys from now on, unless something is being typed."""
+        if not self.prompt.display:
+            self.set_focus(self.flame_view, scroll_visible=False)
 
     def _set_filter(self, wanted: Filter) -> None:
         self.session.feed.set(filter=wanted)
@@ -270,18 +288,18 @@ class MainScreen(Screen[None]):
         if event.mode == SEARCH:
             self.flame.search(event.text)
 
-    def on_prompt_done(self, event: Prompt.Done) -> None:
-        if event.mode == SEARCH and not event.accepted:
-            self.flame.search("")
-        if event.mode == FILTER and event.accepted:
+    def _prompt_done(self, mode: str, text: str, accepted: bool) -> str:
+        """Use what was typed; what is wrong with it, or nothing."""
+        if mode == SEARCH:
+            self.flame.search(text if accepted else "")
+        elif accepted:
             names = {pid: process.name for pid, process in self.session.model.processes.items()}
             try:
-                self._set_filter(parse_filter(event.text, names))
+                self._set_filter(parse_filter(text, names))
             except GpuprofError as error:
-                self.gpuprof.tell(error.message, error.hint, "error")
-                self.prompt.ask(FILTER, event.text)
-                return
-        self.flame_view.focus()
+                return " · ".join(part.rstrip(".") for part in (error.message, error.hint) if part)
+        self._focus_tree()
+        return ""
 
     # ---------------------------------------- actions
 
@@ -289,7 +307,10 @@ class MainScreen(Screen[None]):
         self.prompt.ask(mode, self.session.feed.filter.text if mode == FILTER else self.flame.needle)
 
     def action_select(self) -> None:
-        self.charts.focus()
+        if not self.charts.has_data:
+            self.gpuprof.tell("There is nothing to select yet.")
+            return
+        self.set_focus(self.charts, scroll_visible=False)
         self.charts.action_select()
 
     def action_let_go(self) -> None:
@@ -318,17 +339,18 @@ class MainScreen(Screen[None]):
         shown = (
             "beside" if self._table == "auto" and wide else "none" if self._table == "auto" else self._table
         )
-        order = ["none", "beside", "alone"] if self.size.width >= 100 else ["none", "alone"]
+        roomy = self.size.width >= LEAST_SIDE_COLUMNS
+        order = ["none", "beside", "alone"] if roomy else ["none", "alone"]
         place = order.index(shown) if shown in order else 0
         self._table = order[(place + 1) % len(order)]
         self._arrange(self.header.size.height)
-        (self.flame_view if self._table == "none" else self.table).focus()
+        self.set_focus(self.flame_view if self._table == "none" else self.table, scroll_visible=False)
 
     def action_icicle(self) -> None:
         """Tree or icicle; a message needs the tree's widget."""
         self._icicle = not self._icicle
         self._show_tree_or_icicle()
-        self.flame_view.focus()
+        self._focus_tree()
 
     def _show_tree_or_icicle(self) -> None:
         boxes = self._icicle and self.flame.rows is not None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from textual import events
@@ -102,6 +102,8 @@ class ChartStack(Widget, can_focus=True):
         self.glyphs = glyphs or default_glyphs(
             os.environ, getattr(sys.__stdout__, "encoding", None) or "ascii"
         )
+        # Called as a range is pinned, before the next key: a message would come after it.
+        self.on_pin: Callable[[], None] = lambda: None
         self._painter = StackPainter()
         self._now_ns: int | None = None
         self._lines: list[Segments] = []
@@ -188,6 +190,11 @@ class ChartStack(Widget, can_focus=True):
     def selected_gpu(self) -> str | None:
         """UUID of the device shown; None: all of them."""
         return self._painter.gpu
+
+    @property
+    def has_data(self) -> bool:
+        """Whether any reading has come; before that there is no time to select."""
+        return self._painter.store.newest_ns > 0
 
     @property
     def selected_range(self) -> tuple[int, int] | None:
@@ -298,7 +305,7 @@ class ChartStack(Widget, can_focus=True):
 
     def _column_at(self, event: events.MouseEvent) -> int | None:
         """Column of the plot under the pointer; None beside it."""
-        if self._painter.surface is None:
+        if self._painter.surface is None or not self.has_data:
             return None
         column = event.x - self.gutter.left - self._painter.surface.gutter
         return column if 0 <= column < self._painter.surface.scale.columns else None
@@ -377,6 +384,8 @@ class ChartStack(Widget, can_focus=True):
         if self.view.selecting:
             self.action_pin()
             return
+        if not self.has_data:
+            return
         column = self.view.cursor_column
         if column is None or not 0 <= column < self.view.columns:
             column = self.view.columns // 2
@@ -390,6 +399,7 @@ class ChartStack(Widget, can_focus=True):
         if pinned is not None:
             self.view.cursor_ns = None
             self.post_message(self.RangeSelected(*pinned))
+            self.on_pin()
         self._redraw()
 
     def action_clear(self) -> None:

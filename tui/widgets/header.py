@@ -3,8 +3,10 @@ is missing."""
 
 from __future__ import annotations
 
+import re
+
 from gpuprof.snapshots.frames import GpuFacts, SourceStatus
-from gpuprof.snapshots.names import clean
+from gpuprof.snapshots.names import clean, fit
 from gpuprof.tui.model import Model
 from gpuprof.tui.palette import Palette
 from gpuprof.tui.timescale import wall_text
@@ -93,8 +95,9 @@ def _source(source: SourceStatus, model: Model, palette: Palette) -> Line:
     return line
 
 
-def notices(model: Model, palette: Palette, width: int) -> list[Line]:
-    """What does not work and what to do about it, in wrapped lines; nothing when all is well."""
+def notices(model: Model, palette: Palette, width: int, each: int = 9) -> list[Line]:
+    """What does not work and what to do about it, in at most `each` wrapped lines per source; nothing when
+    all is well."""
     result: list[Line] = []
     if model.status is None:
         return result
@@ -117,7 +120,12 @@ def notices(model: Model, palette: Palette, width: int) -> list[Line]:
                 else "D (or `gpuprof-tui demo`) opens a recording of a GPU run."
             )
             said += "  " + demo
-        for place, part in enumerate(wrap(title + said, width - 2)):
+        parts = wrap(title + said, width - 2)
+        if len(parts) > each:  # where it was looked for is the first to go
+            parts = wrap(title + re.sub(r" \([^()]*\)", "", said), width - 2)
+        if len(parts) > each:
+            parts = [*parts[: each - 1], fit(parts[each - 1] + " " + parts[each], width - 2)]
+        for place, part in enumerate(parts):
             head = title if not place else ""
             line = Line().add(" " + head, ink(palette.warning, bold=True))
             result.append(line.add(part[len(head) :], ink(palette.text)))
@@ -198,13 +206,14 @@ class Header(Lines):
         self.link_text = ""
         self.label = ""
 
-    def update(self, max_lines: int) -> int:
-        """Rebuild the lines for the current width; the number of lines wanted, at most `max_lines`."""
+    def update(self, max_lines: int, max_notices: int = 9) -> int:
+        """Rebuild the lines for the current width; the number of lines wanted, at most `max_lines`, of which
+        at most `max_notices` of each thing that does not work."""
         width = self.size.width or self.app.size.width
         palette = palette_for(self)
         model = self.model
         lines = [header_line(model, width, palette, self.link_text, self.label)]
-        said = notices(model, palette, width)
+        said = notices(model, palette, width, max_notices)
         lines += self._gauges(width, palette, max(1, max_lines - 1 - min(len(said), 3)))
         lines += said
         lines = lines[:max_lines]

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 from textual.message import Message
+from textual.strip import Strip
 from textual.widgets import Input
+
+from gpuprof.snapshots.names import clean, fit
+from gpuprof.tui.widgets.styled import Line, ink, palette_for
 
 SEARCH = "search"
 FILTER = "filter"
@@ -28,16 +33,13 @@ class Prompt(Input):
             super().__init__()
             self.mode, self.text = mode, text
 
-    class Done(Message):
-        """Enter (accepted) or Esc (not accepted)."""
-
-        def __init__(self, mode: str, text: str, accepted: bool) -> None:
-            super().__init__()
-            self.mode, self.text, self.accepted = mode, text, accepted
-
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id, max_length=200, select_on_focus=False, compact=True)
         self.mode = SEARCH
+        self.error = ""
+        # Called as the prompt closes, not posted: the next key may be there already. What it returns is what
+        # is wrong with an accepted text, which is then asked for again.
+        self.on_done: Callable[[str, str, bool], str] = lambda _mode, _text, _accepted: ""
 
     def ask(self, mode: str, text: str) -> None:
         """Open for `mode` with `text` to begin with."""
@@ -45,16 +47,16 @@ class Prompt(Input):
         self.placeholder = _PLACEHOLDERS[mode]
         self.value = text
         self.cursor_position = len(text)
+        self.error = ""
         self.display = True
-        self.focus()
+        self.screen.set_focus(self, scroll_visible=False)
 
     def on_input_changed(self, event: Input.Changed) -> None:
         event.stop()
-        if self.display:
+        if self.display and event.value == self.value:
             self.post_message(self.Typed(self.mode, event.value))
 
-    def on_input_submitted(self, event: Input.Submitted) -> None:
-        event.stop()
+    async def action_submit(self) -> None:
         self._finish(True)
 
     def action_cancel(self) -> None:
@@ -62,4 +64,22 @@ class Prompt(Input):
 
     def _finish(self, accepted: bool) -> None:
         self.display = False
-        self.post_message(self.Done(self.mode, self.value, accepted))
+        wrong = self.on_done(self.mode, self.value, accepted)
+        self.error = clean(wrong, 200) if wrong else ""
+        if self.error:
+            self.display = True
+            self.screen.set_focus(self, scroll_visible=False)
+            self.refresh()
+
+    def watch_value(self, _value: str) -> None:
+        """What was wrong is about to be put right."""
+        self.error = ""
+
+    def render_line(self, y: int) -> Strip:
+        strip = super().render_line(y)
+        if not self.error or y:
+            return strip
+        width = strip.cell_length
+        said = Line().add(" " + fit(self.error, max(width - 12, 4)), ink(palette_for(self).error, bold=True))
+        left = max(width - said.cells, 0)
+        return Strip.join([strip.crop(0, left), said.strip(width - left, self.rich_style)])

@@ -129,6 +129,8 @@ class StackPainter:
             lines.append([Segment(waiting, ink(screen.palette.dim, screen.ground))])
         blank = [Segment(" " * width, ink(screen.palette.text, screen.ground))]
         lines += [blank] * (room - len(lines))
+        if not self.store.newest_ns:  # no time is known yet that an axis could show
+            return (lines + [blank] * foot)[:height]
         if foot == 2 or (foot and not selecting_something):
             window = duration_text(view.window_ns)
             state = f"● live · {window}" if view.live else f"‖ stopped · {window}"

@@ -68,7 +68,7 @@ def tree_title(session: Session, palette: Palette, width: int, match: str, focus
         items.append((1, Line().add("whole recording", text)))
     elif feed.paused:
         items.append((1, Line().add("paused (space goes on)", ink(palette.warning))))
-    else:
+    elif session.link.was_open:
         items.append((1, Line().add("last 30 s, live", ink(palette.good))))
     if feed.filter:
         kept = Line().add("filter: ", dim).add(clean(feed.filter.text, 60), ink(palette.warning, bold=True))
@@ -144,9 +144,9 @@ def link_text(session: Session) -> str:
     """What is wrong with the connection, for the header; empty when nothing is."""
     state = session.link.state
     if state.state == "gone":
-        return "sampler gone, reconnecting…"
+        return "sampler gone, reconnecting…" if session.link.was_open else "not connected, trying again…"
     if state.state == "failed":
-        return "cannot be read"
+        return "cannot connect" if session.transport.live else "cannot be read"
     late = session.model.late_s
     return f"no word from the sampler for {late:.0f} s" if late is not None else ""
 
@@ -170,7 +170,7 @@ def tree_message(session: Session, palette: Palette) -> list[Paragraph]:
             (cpu.reason or cpu.state, text),
             (cpu.hint, text),
         ]
-        if model.hello.sudo_line and model.live:
+        if model.hello.sudo_line and model.live and model.hello.sudo_line not in cpu.reason + cpu.hint:
             said += [("With CPU stacks of all processes:", dim)]
             said += [("    " + clean(model.hello.sudo_line, 400), ink(palette.accent, bold=True))]
         return said
@@ -203,6 +203,9 @@ def _gpu_message(session: Session, palette: Palette) -> list[Paragraph]:
                 ("    " + RUN_LINE, command)]  # fmt: skip
     reason = source.reason or f"its source is {source.state}" if source else "this sampler does not record it"
     said.append((clean(reason, 500), text))
+    nvml = model.source("nvml")
+    if nvml is not None and nvml.state == "off" and not model.gpus:
+        said.append(("There is no NVIDIA GPU here.", text))
     if source is not None and source.state not in ("off", "starting"):
         said.append((clean(source.hint, 500), text))
     said += [("GPU time is recorded of workloads that are started with:", dim), ("    " + RUN_LINE, command)]
