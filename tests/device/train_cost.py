@@ -1,10 +1,10 @@
-"""What a training step costs with the sampler, with CUPTI alone, and with nobody listening: on a real GPU, as root.
+"""What a training step costs with the sampler, with CUPTI alone, and with nobody listening, on a real GPU.
 
-usage: python3 train_cost.py [ROUNDS]          with no sampler running
+usage: python3 train_cost.py [ROUNDS]          as root, with no sampler running
 
-One process trains (the model of train_slow_loader.py on data that is on the device) with the injection library loaded.
-In turn, nobody listens, a reader holds the ring's lock, and the whole sampler runs; each state is measured for a few
-seconds in each round.
+One process trains (the model of train_slow_loader.py, on data that is on the device) with the injection library
+loaded. In turn nobody listens, a reader holds the ring's lock, and the whole sampler runs; each state is measured
+for a few seconds in each round.
 """
 
 from __future__ import annotations
