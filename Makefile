@@ -1,7 +1,7 @@
 # `make run` and `make test` install what is missing and need nothing else. `make help` lists the rest.
 SHELL := /bin/bash
 PY := .venv/bin/python
-SOURCES := pyproject.toml CMakeLists.txt tools/setup $(wildcard bpf/*.c)
+SOURCES := pyproject.toml CMakeLists.txt tools/setup $(wildcard bpf/*.[ch] bpf/inject/*.[ch])
 
 .PHONY: help setup run test check format bench test-root screenshots clean
 
