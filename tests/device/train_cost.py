@@ -2,9 +2,9 @@
 
 usage: python3 train_cost.py [ROUNDS]          as root, with no sampler running
 
-One process trains (the model of train_slow_loader.py, on data that is on the device) with the injection library
-loaded. In turn nobody listens, a reader holds the ring's lock, and the whole sampler runs; each state is measured
-for a few seconds in each round.
+One process trains (the model of train_slow_loader.py, on data that is on the device) with the injection
+library loaded. In turn nobody listens, a reader holds the ring's lock, and the whole sampler runs; each state
+is measured for a few seconds in each round.
 """
 
 from __future__ import annotations
@@ -93,9 +93,8 @@ def main(rounds: int) -> None:
     for name, values in found.items():
         extra = [value / before - 1 for value, before in zip(values, base, strict=True)]
         error = 1.96 * statistics.stdev(extra) / len(extra) ** 0.5
-        print(
-            f"{name:30} {statistics.median(values):7.2f} ms a step, {statistics.fmean(extra):+.1%} +- {error:.1%}"
-        )
+        step_ms, share = statistics.median(values), statistics.fmean(extra)
+        print(f"{name:30} {step_ms:7.2f} ms a step, {share:+.1%} +- {error:.1%}")
 
 
 if __name__ == "__main__":
