@@ -27,14 +27,14 @@ from gpuprof.snapshots.names import clean
 
 __all__ = ["Opened", "SnapshotWriter", "read_snapshot"]
 
-CHUNK_NS = 5 * 10**9  # what a recorder that is killed can lose
+CHUNK_NS = 10 * 10**9  # what a recorder that is killed can lose; shorter chunks compress worse
 CHUNK_BYTES = 16 << 20  # of rows in memory, before they are compressed
 _BUFFER_BYTES = 1 << 30
 _MAX_CHUNKS_AT_ONCE = 1000
 
 
 class SnapshotWriter:
-    """Writes frames to a snapshot file, in chunks of about five seconds. Not thread-safe.
+    """Writes frames to a snapshot file, in chunks of about ten seconds. Not thread-safe.
 
     `target` is a path, or a descriptor that the caller has opened and will close. A path must not exist yet,
     unless
@@ -120,7 +120,7 @@ class SnapshotWriter:
         return min(start for start, _ in found), max(end for _, end in found) + 1
 
     def _flush(self, *, last: bool = False) -> None:
-        """Write the rows in memory, about five seconds to a chunk."""
+        """Write the rows in memory, about ten seconds to a chunk."""
         history = self._history
         start, end = self._covered()
         if start == end:
