@@ -17,7 +17,7 @@ VMLINUX = Path("/sys/kernel/btf/vmlinux")
 _MAGIC = 0xEB9F
 _HEADER = struct.Struct("<HBBIIIII")
 _TYPE = struct.Struct("<III")
-_STRUCT, _UNION, _TYPEDEF, _VOLATILE, _CONST = 4, 5, 8, 9, 10
+_POINTER, _STRUCT, _UNION, _TYPEDEF, _VOLATILE, _CONST, _FUNC_PROTO = 2, 4, 5, 8, 9, 10, 13
 _FIXED_EXTRA = {1: 4, 3: 12, 14: 4, 17: 4}  # INT, ARRAY, VAR, DECL_TAG
 _PER_COUNT = {4: 12, 5: 12, 6: 8, 13: 8, 15: 12, 19: 12}  # STRUCT, UNION, ENUM, FUNC_PROTO, DATASEC, ENUM64
 
@@ -39,12 +39,15 @@ class Btf:
         self._strings = header + string_offset
         self._at = [0]  # type id -> position
         self._structs: dict[str, int] = {}
+        self._typedefs: dict[str, int] = {}
         position, end = header + type_offset, header + type_offset + type_size
         while position + _TYPE.size <= end:
             name, info, _ = _TYPE.unpack_from(blob, position)
             kind = info >> 24 & 31
             if kind == _STRUCT and name:
                 self._structs.setdefault(self._string(name), len(self._at))
+            elif kind == _TYPEDEF and name:
+                self._typedefs.setdefault(self._string(name), len(self._at))
             self._at.append(position)
             position += _TYPE.size + _FIXED_EXTRA.get(kind, 0) + _PER_COUNT.get(kind, 0) * (info & 0xFFFF)
 
@@ -69,6 +72,26 @@ class Btf:
             total += found[0]
             current = self._strip(found[1])
         return total
+
+    def tracepoint_arguments(self, name: str) -> list[bool]:
+        """Of each argument of a raw tracepoint whether it is a pointer. BtfError when there is no such one.
+
+        Its type is that of the kernel's btf_trace_NAME, less the first argument, which is not passed on.
+        """
+        found = self._typedefs.get(f"btf_trace_{name}")
+        if found is None:
+            raise BtfError(f"no tracepoint {name} in this kernel")
+        _, info, target = _TYPE.unpack_from(self._blob, self._at[self._strip(found)])
+        position = self._at[self._strip(target)] if info >> 24 & 31 == _POINTER else 0
+        _, info, _ = _TYPE.unpack_from(self._blob, position)
+        if not position or info >> 24 & 31 != _FUNC_PROTO:
+            raise BtfError(f"tracepoint {name} is no function")
+        arguments = []
+        for index in range(1, info & 0xFFFF):
+            _, argument = struct.unpack_from("<II", self._blob, position + _TYPE.size + 8 * index)
+            kind = self._at[self._strip(argument)] if argument else 0
+            arguments.append(bool(kind) and _TYPE.unpack_from(self._blob, kind)[1] >> 24 & 31 == _POINTER)
+        return arguments
 
     def _string(self, offset: int) -> str:
         start = self._strings + offset

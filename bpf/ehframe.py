@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -131,12 +132,17 @@ def build_rows_in_c(
         raise EhFrameError(STATUS_WORDS.get(status, f"status {status}"))
     try:
         return UnwindRows(
-            rows=np.ctypeslib.as_array(result.rows, (result.row_count,)).copy(),
-            page_starts=np.ctypeslib.as_array(result.page_starts, (result.page_count + 1,)).copy(),
+            rows=_copy(result.rows, result.row_count, np.uint32),
+            page_starts=_copy(result.page_starts, result.page_count + 1, np.uint32),
             first_page=result.first_page,
-            rules=np.ctypeslib.as_array(result.rules, (result.rule_count,)).copy(),
+            rules=_copy(result.rules, result.rule_count, np.uint64),
             fde_count=result.fde_count,
             unsupported=result.unsupported,
         )
     finally:
         library.gpuprof_ehframe_free(ctypes.byref(result))
+
+
+def _copy(pointer: Any, count: int, dtype: type[np.unsignedinteger[Any]]) -> NDArray[Any]:
+    """A copy of a C array. Not by np.ctypeslib.as_array: it makes a type for every length, which stays."""
+    return np.frombuffer(ctypes.string_at(pointer, count * np.dtype(dtype).itemsize), dtype)

@@ -99,6 +99,15 @@ int launch_python(struct pt_regs *ctx) {
     return 0;
 }
 
+int launch_mapping(struct pt_regs *ctx) {
+    struct walk *w = launch_walk();
+    if (!w)
+        return 0;
+    launch_programs.call(ctx, mapping_part(w));
+    walk_end(w);
+    return 0;
+}
+
 int launch_end(struct pt_regs *ctx) {
     struct walk *w = launch_walk();
     if (!w)

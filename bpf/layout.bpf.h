@@ -7,8 +7,9 @@
 #define MAX_PYTHON_FRAMES 256
 #define MAX_WORDS 1024  // power of two above 64 + 128 + 2 * 256
 
-// Why a user stack ends where it ends. STEP_NEXT is internal: the walk goes on.
+// Why a user stack ends where it ends. STEP_NEXT and STEP_ASK_KERNEL are internal: the walk goes on.
 #define STEP_NEXT (-1)
+#define STEP_ASK_KERNEL (-2)  // no mapping that is known here holds the address
 #define STOP_ROOT 0
 #define STOP_NO_MAPPING 1
 #define STOP_NO_RULE 2
@@ -25,6 +26,7 @@
 #define FLAG_PYTHON_TRUNCATED 2  // the Python chain did not reach its outermost frame
 #define FLAG_NO_THREAD_STATE 4   // the process runs Python, but this thread has no thread state
 #define FLAG_FRAME_POINTER 8     // a frame without unwind rule was passed by its frame pointer
+#define FLAG_KERNEL_MAPPING 16   // mappings were found in the kernel, not in published tables
 
 #define MESSAGE_NEW_PROCESS 1
 #define MESSAGE_UNKNOWN_MAPPING 2
@@ -32,7 +34,10 @@
 #define MESSAGE_EXIT 4
 #define MESSAGE_EXEC 5
 #define MESSAGE_FORK 6
-#define MESSAGE_NO_PYTHON_THREAD 7
+#define MESSAGE_NEW_BINARY 7  // a process executes a file whose tables are not there
+#define MESSAGE_MAPPING 8     // struct mapping_message
+#define MESSAGE_WHO 9         // struct who_message
+#define MESSAGE_CODE 10       // struct code_message
 
 #define COUNTER_RING_FULL 0
 #define COUNTER_CONFLICT 1
@@ -45,9 +50,16 @@
 #define COUNTER_LAUNCH_RING_FULL 8
 #define COUNTER_LAUNCH_CONFLICT 9
 #define COUNTER_LAUNCH_REPEATED 10
+#define COUNTER_WAIT_RING_FULL 11
+#define COUNTER_WAIT_CONFLICT 12
+#define COUNTER_WAIT_NOT_CHOSEN 13
+#define COUNTER_WAIT_THREADS_FULL 14
+#define COUNTER_TRACKED_FULL 15
 
 #define FAMILY_CPU 0     // one sample of the CPU clock
 #define FAMILY_LAUNCH 1  // one launch of GPU work; two more words follow the Python words, see records.py
+#define FAMILY_WAIT_STACK 2  // frames of a wait's stack or of a waker's
+#define FAMILY_WAIT 3        // one wait, see struct wait
 
 struct record_header {  // 72 bytes, then n_kernel + n_user + 2 * n_python words
     u64 time_ns;  // CLOCK_MONOTONIC; launches: when the API call was entered
@@ -65,13 +77,110 @@ struct record_header {  // 72 bytes, then n_kernel + n_user + 2 * n_python words
     char comm[16];
     u64 sp0;       // stack pointer of the innermost user frame
     u64 start_ns;  // when the process started, CLOCK_BOOTTIME
-    u64 extra;     // CPU samples: nanoseconds that the walk took; launches: correlation id | attach epoch << 32
+    u64 extra;     // CPU samples: nanoseconds that the walk took; launches: correlation id | attach epoch << 32;
+                   // stacks of waits: their hash; waits: when the thread was switched out
+};
+
+// How often a thread, or the threads of a CPU, were switched out lately.
+struct switch_rate {
+    u64 since_ns;
+    u32 now;
+    u32 before;
+};
+
+// The wait of a thread of a tracked process; it stays until the thread ends. Up to `rate` it is also the record of a
+// wait, whose header's `extra` is when the thread was switched out (0: it runs, or the wait is not followed) and
+// whose `time_ns` when it was switched in.
+#define WAKER_ON_INTERRUPT_STACK 1
+#define WAKER_NOT_IN_SYSCALL 2
+#define WAIT_RECORD_BYTES 160
+struct wait {
+    struct record_header header;
+    u64 woken_ns;  // 0: not woken; it was ready all the time, if it runs again
+    u64 bar_ns;    // the wait is sent when it is at least this long
+    u64 threshold_ns;
+    u64 stack;  // hash of the stack at the switch-out; 0: not known
+    u64 waker_stack;
+    u64 waker_start_ns;
+    u64 waker;  // pid << 32 | tid; 0: not known, or an idle CPU
+    char waker_comm[16];
+    u32 state;  // of the task at the switch-out; 0: it was ready to run
+    u32 weight;  // one in so many waits was followed
+    s32 syscall;  // number of the system call; -1: none
+    u32 waker_flags;
+    struct switch_rate rate;
+    u64 task;          // the key
+    u64 out_ns_again;  // as header.extra: a reader that sees both alike has not read a mixture
+};
+
+struct wait_settings {
+    u64 threshold_ns;
+    u32 track_all;  // all processes but own_pid, and no kernel threads
+    u32 own_pid;
 };
 
 struct control_message {
     u32 pid;
     u32 reason;
-    u64 address;  // FORK: pid of the parent; UNKNOWN_MAPPING and NO_RULE: the program counter
+    u64 address;  // FORK: pid of the parent; EXEC: when, CLOCK_MONOTONIC; UNKNOWN_MAPPING: the program counter
+};
+
+// A mapped file as the kernel knows it. `stamp`: modification time in ns ^ size, since inode numbers are used again.
+struct binary_key {
+    u64 inode;
+    u64 stamp;
+    u32 device;  // major << 20 | minor; 0: anonymous memory; 0xffffffff: the vdso
+    u32 pad;
+};
+
+struct mapping_message {  // a mapping that was found in the kernel
+    u32 pid;
+    u32 reason;
+    u64 start;
+    u64 end;
+    u64 offset;  // in the file
+    struct binary_key key;
+    u32 known;  // whether the binary has an entry in unwind_binaries
+    u32 pad;
+    u64 time_ns;  // of the sample
+    u64 start_ns;  // of the process
+};
+
+struct who_message {  // a process that has no tables
+    u32 pid;
+    u32 reason;
+    u64 start_ns;
+    u32 uid;
+    u32 parent;
+    u32 own_pid;  // in its own pid namespace
+    u32 command_bytes;
+    char name[16];
+    char command[192];  // arguments, each with a NUL behind it
+};
+
+struct code_message {  // memory of a process that makes up a code object of CPython
+    u32 pid;
+    u32 reason;
+    u64 start_ns;
+    u64 address[4];  // of each part; 0: could not be read
+    u8 code[224];
+    u8 name[192];
+    u8 file[256];
+    u8 lines[512];
+};
+
+// Where a binary's tables are, for processes that were not published. `code`: its executable segments.
+struct code_segment {
+    u64 begin;  // file offsets, from the page that holds the first byte
+    u64 end;
+    u64 delta;  // linked address minus file offset
+};
+struct unwind_binary {
+    u32 first_page;
+    u32 pages;  // 0: no unwind rules
+    u32 page_base;
+    u32 python;  // index into python_layouts; 0: not an interpreter, as far as is known
+    struct code_segment code[2];
 };
 
 // One executable mapping. A process has a run of them, sorted by address, after a head entry whose `start` is the
@@ -95,6 +204,8 @@ struct process_tables {
     u32 count;  // mappings after the head
     u32 python;  // index into python_layouts; 0: no Python
     u32 serial;
+    u64 python_bias;       // of the binary that holds the interpreter
+    u64 executable_pages;  // mm->exec_vm when the run was made: it changes when code is mapped or unmapped
 };
 
 struct unwind_page {  // rows of 64 KiB of text: [first, last)
@@ -126,11 +237,11 @@ struct unwind_rule {
     s32 cfa_offset;
 };
 
-// Where CPython keeps what the walk reads. `heads`: of each interpreter, the address of the field that points to its
-// newest thread state.
-#define MAX_INTERPRETERS 8
+// Where a build of CPython keeps what the walk reads.
 struct python_layout {
-    u64 heads[MAX_INTERPRETERS];
+    u64 interpreters;  // linked address of the pointer to the newest interpreter
+    u32 interp_next;
+    u32 threads_head;
     u16 version;  // 311 for 3.11
     u16 has_cframe;
     u16 ts_frame;
@@ -143,6 +254,8 @@ struct python_layout {
     u16 f_owner;  // 0: none
     u16 co_bytecode;
     u16 co_firstlineno;
-    u16 interpreters;
-    u16 pad[3];
+    u16 co_qualname;  // co_name up to 3.10
+    u16 co_filename;
+    u16 co_linetable;
+    u16 pad;
 };

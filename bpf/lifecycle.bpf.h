@@ -8,7 +8,7 @@ static __always_inline void forget_process(u32 pid, u32 reason) {
     int had_tables = processes.delete(&pid) == 0;
     int was_asked_for = message_times.delete(&asked) == 0;
     if (had_tables || was_asked_for)
-        send_message(pid, reason, 0);
+        send_message(pid, reason, bpf_ktime_get_ns());
 }
 
 // sched_process_fork(struct task_struct *parent, struct task_struct *child)
@@ -31,7 +31,20 @@ int on_fork(struct bpf_raw_tracepoint_args *ctx) {
 
 // sched_process_exec(struct task_struct *task, pid_t old_pid, struct linux_binprm *binary)
 int on_exec(struct bpf_raw_tracepoint_args *ctx) {
-    forget_process(bpf_get_current_pid_tgid() >> 32, MESSAGE_EXEC);
+    struct told_key who = {};
+    who.pid = bpf_get_current_pid_tgid() >> 32;
+    told.delete(&who);
+    forget_process(who.pid, MESSAGE_EXEC);
+#ifdef MM_TREE_ROOT
+    // A program that was never seen is asked for now, so that its tables may be there at its first sample.
+    struct binary_key key = {};
+    u64 file = kernel_word(kernel_word(bpf_get_current_task() + TASK_MM) + MM_EXE_FILE);
+    if (file) {
+        identify_file(file, &key);
+        if (!unwind_binaries.lookup(&key))
+            send_message(who.pid, MESSAGE_NEW_BINARY, 0);
+    }
+#endif
     return 0;
 }
 

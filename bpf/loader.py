@@ -1,25 +1,23 @@
-"""Compiles and loads the BPF programs with bcc and hands their descriptors over; run as `python -m
-gpuprof.bpf.loader`.
+"""Compiles the BPF programs with bcc and hands them over as bytes; run as `python -m gpuprof.bpf.loader`.
 
 The only module that imports bcc, and a process of its own: LLVM needs some hundred megabytes that the sampler
-must not keep. It is given a descriptor of a SOCK_SEQPACKET socket (`--fd`) and the sizes of the maps
-(`--config`, JSON), sends one message and exits. The message is JSON: {"ok": true, "maps": [name, ...],
-"programs": [name, ...], "launch_problem": text} with the descriptors of the maps and programs, in this
-order, attached by SCM_RIGHTS; the programs of launches are missing where `launch_problem` says why; or
-{"ok": false, "message", "hint", "exit_code"}.
+must not keep. It is given a descriptor of a SOCK_SEQPACKET socket (`--fd`) and macros for the source
+(`--config`, JSON), sends one message and exits. The message is JSON: {"ok": true} with a memfd attached by
+SCM_RIGHTS that holds the programs as program_object.pack() gives them; or {"ok": false, "message", "hint",
+"exit_code"}. bcc makes the maps that the source declares while it compiles; they are gone with this process.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
-import importlib.resources
 import importlib.util
 import json
 import os
 import re
-import resource
 import shutil
+import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -27,21 +25,35 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from gpuprof.bpf import headers
+from gpuprof.bpf import headers, permission, syscalls
 from gpuprof.bpf.btf import Btf, BtfError
-from gpuprof.bpf.inventory import LAUNCH, LAUNCH_TAIL_CALLED, MAPS, SAMPLING, TAIL_CALLED, TRACEPOINTS
+from gpuprof.bpf.inventory import (
+    FAMILIES,
+    KERNEL_OFFSETS,
+    MAPS,
+    OPTIONAL_OFFSETS,
+    SEED_MACRO,
+    SIZES,
+    TRACEPOINT_FORMS,
+)
+from gpuprof.bpf.program_load import DOCTOR_HINT, last_words
+from gpuprof.bpf.program_object import MapSpec, ObjectError, Program, ProgramObject, pack, take
 from gpuprof.snapshots.errors import EXIT_NO_PERMISSION, EXIT_UNAVAILABLE, GpuprofError
 
 SOURCE = "stacks.bpf.c"
+_PR_SET_PDEATHSIG = 1
 
 INSTALL_HINT = "Install it with: apt install python3-bpfcc"
 _IMPOSTOR_HINT = "PyPI's bcc is an unrelated package: pip uninstall bcc, then apt install python3-bpfcc"
-_ROOT_HINT = "Run it as root, or with CAP_BPF, CAP_PERFMON and CAP_SYS_RESOURCE."
-_CAP_SYS_ADMIN, _CAP_PERFMON, _CAP_BPF = 21, 38, 39
-_FIRST_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of the kernel, part of its ABI
-_BPF_PROG_TYPE_KPROBE = 2  # of uprobes, too
-_BPF_PROG_TYPE_RAW_TRACEPOINT = 17
-_BPF_PROG_TYPE_PERF_EVENT = 7
+# No debug information: nothing reads it, and it costs a fifth of the time.
+_FLAGS = ("-g0", "-Wno-macro-redefined", "-Wno-unused-function", "-Wno-address-of-packed-member")
+
+
+def bcc_roots() -> list[Path]:
+    """Where distributions put Python packages, for their own Python and for any."""
+    roots = [Path("/usr/lib/python3/dist-packages"), Path("/usr/local/lib/python3/dist-packages")]
+    roots += sorted(Path("/usr/lib").glob("python3.*/site-packages"), reverse=True)
+    return roots + sorted(Path("/usr/lib64").glob("python3.*/site-packages"), reverse=True)
 
 
 def find_bcc(roots: list[Path] | None = None) -> ModuleType:
@@ -49,10 +61,7 @@ def find_bcc(roots: list[Path] | None = None) -> ModuleType:
     impostor.
     """
     if roots is None:
-        roots = [Path("/usr/lib/python3/dist-packages"), Path("/usr/local/lib/python3/dist-packages")]
-        roots += sorted(Path("/usr/lib").glob("python3.*/site-packages"), reverse=True)
-        roots += sorted(Path("/usr/lib64").glob("python3.*/site-packages"), reverse=True)
-        roots += [Path(entry) for entry in sys.path if entry]
+        roots = [*bcc_roots(), *(Path(entry) for entry in sys.path if entry)]
     impostor = False
     for root in roots:
         init = root / "bcc" / "__init__.py"
@@ -86,36 +95,6 @@ def find_bcc(roots: list[Path] | None = None) -> ModuleType:
     raise GpuprofError("bcc, which loads the BPF programs, is not installed", INSTALL_HINT, EXIT_UNAVAILABLE)
 
 
-def check_permission(status: str, lockdown: str) -> None:
-    """GpuprofError unless /proc/self/status shows the capabilities and lockdown lets the programs read
-    memory.
-    """
-    match = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)
-    capabilities = int(match[1], 16) if match else 0
-
-    def has(bit: int) -> bool:
-        return bool(capabilities >> bit & 1)
-
-    if not (has(_CAP_SYS_ADMIN) or (has(_CAP_BPF) and has(_CAP_PERFMON))):
-        raise GpuprofError("no permission to load BPF programs", _ROOT_HINT, EXIT_NO_PERMISSION)
-    if "[confidentiality]" in lockdown:
-        raise GpuprofError(
-            "the kernel is locked down (confidentiality mode): BPF programs must not read memory",
-            "Boot without lockdown=confidentiality, or use lockdown=integrity.",
-            EXIT_NO_PERMISSION,
-        )
-
-
-def check_pid_namespace(inode: int) -> None:
-    """GpuprofError unless this is the machine's first pid namespace, whose pids the programs see."""
-    if inode != _FIRST_PID_NAMESPACE:
-        raise GpuprofError(
-            "CPU stacks need the pids of the host, and this is a pid namespace of its own",
-            "Run the container with the host's pids (--pid=host, or hostPID: true).",
-            EXIT_UNAVAILABLE,
-        )
-
-
 def paste_includes(name: str, directory: Path, seen: set[str] | None = None) -> str:
     """A source with its own quoted includes in place, each once: bcc rewrites map operations in the main file
     only.
@@ -133,49 +112,43 @@ def paste_includes(name: str, directory: Path, seen: set[str] | None = None) -> 
     return "\n".join(lines) + "\n"
 
 
+def source_text() -> str:
+    """The C source as bcc gets it."""
+    return paste_includes(SOURCE, Path(__file__).parent)
+
+
 def kernel_offsets(btf: Btf) -> dict[str, int]:
     """The offsets in kernel structures that the programs need, as macros."""
-    return {
-        "TASK_FSBASE": btf.offset("task_struct", "thread", "fsbase"),
-        "TASK_PID": btf.offset("task_struct", "pid"),
-        "TASK_TGID": btf.offset("task_struct", "tgid"),
-        "TASK_GROUP_LEADER": btf.offset("task_struct", "group_leader"),
-        "TASK_START_BOOTTIME": btf.offset("task_struct", "start_boottime"),
-        "TASK_SIGNAL": btf.offset("task_struct", "signal"),
-        "SIGNAL_LIVE": btf.offset("signal_struct", "live"),
-    }
+    found = {macro: btf.offset(*field) for macro, field in KERNEL_OFFSETS.items()}
+    for group in OPTIONAL_OFFSETS:
+        with contextlib.suppress(BtfError):
+            found |= {macro: _first_offset(btf, fields) for macro, fields in group.items()}
+    for macro, (tracepoint, form) in TRACEPOINT_FORMS.items():
+        with contextlib.suppress(BtfError):
+            if btf.tracepoint_arguments(tracepoint) == form:
+                found[macro] = 1
+    return found
 
 
-def last_words(output: str) -> str:
-    """The line of clang's or the verifier's output that says what is wrong."""
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    errors = [line for line in lines if "error:" in line]
-    if errors:
-        return errors[0][:400]
-    lines = [
-        line
-        for line in lines
-        if not line.startswith(
-            ("processed ", "HINT:", "libbpf:", "verification time", "stack depth", "max_states")
-        )
-    ]
-    return lines[-1][:400] if lines else ""
+def _first_offset(btf: Btf, fields: Sequence[Sequence[str]]) -> int:
+    """Offset of the first of these fields that this kernel has. BtfError when it has none."""
+    for structure, *path in fields[:-1]:
+        with contextlib.suppress(BtfError):
+            return btf.offset(structure, *path)
+    structure, *path = fields[-1]
+    return btf.offset(structure, *path)
 
 
 class Loader:
-    """One load. Descriptors stay open as long as this object lives."""
+    """One compilation. `output`: where what bcc prints ends up."""
 
     def __init__(self, config: dict[str, int], output: Path) -> None:
         self._config = config
         self._output = output
 
-    def load(self) -> tuple[dict[str, Any], list[int]]:
-        """(message, descriptors). Raises GpuprofError."""
-        lockdown = Path("/sys/kernel/security/lockdown")
-        check_permission(
-            Path("/proc/self/status").read_text(), lockdown.read_text() if lockdown.exists() else ""
-        )
-        check_pid_namespace(os.stat("/proc/self/ns/pid").st_ino)
+    def load(self) -> ProgramObject:
+        """The compiled programs. Raises GpuprofError."""
+        permission.check()
         bcc = find_bcc()
         try:
             offsets = kernel_offsets(Btf.of_kernel())
@@ -183,54 +156,27 @@ class Loader:
             raise GpuprofError(
                 str(error), "A kernel with CONFIG_DEBUG_INFO_BTF is needed.", EXIT_UNAVAILABLE
             ) from None
-        _raise_locked_memory()
-        program = self._compile(bcc, {**offsets, **self._config})
-        programs = self._load_family(
-            program, SAMPLING, TAIL_CALLED, "cpu_programs", _BPF_PROG_TYPE_PERF_EVENT
-        )
-        for name in TRACEPOINTS:
-            programs[name] = self._load(program, name, _BPF_PROG_TYPE_RAW_TRACEPOINT)
-        problem = ""
+        permission.raise_locked_memory()
+        seed = int.from_bytes(os.urandom(8), "little") | 1 << 63  # wide: never an immediate of 32 bits
+        sizes = {macro: 1 for macro, _ in SIZES.values()}  # the smallest: these maps are thrown away
+        module = self._compile(bcc, {**sizes, **offsets, **self._config, SEED_MACRO: f"{seed}ull"})
         try:
-            programs |= self._load_family(
-                program, LAUNCH, LAUNCH_TAIL_CALLED, "launch_programs", _BPF_PROG_TYPE_KPROBE
-            )
-        except GpuprofError as error:
-            problem = error.message  # CPU samples do not need them
-        maps = [int(program[name].map_fd) for name in MAPS]
-        self._keep = program
-        message = {"ok": True, "maps": MAPS, "programs": list(programs), "launch_problem": problem}
-        return message, maps + list(programs.values())
+            return _object_of(bcc.lib, module, seed)
+        except (ObjectError, OSError) as error:
+            raise GpuprofError(
+                f"bcc gave no usable programs: {error}", DOCTOR_HINT, EXIT_UNAVAILABLE
+            ) from None
 
-    def _compile(self, bcc: ModuleType, macros: dict[str, int]) -> Any:
+    def _compile(self, bcc: ModuleType, macros: dict[str, Any]) -> Any:
         tree = headers.write_tree()
         os.environ["BCC_KERNEL_SOURCE"] = str(tree)
-        flags = [f"-D{name}={value}" for name, value in macros.items()]
-        flags += ["-Wno-macro-redefined", "-Wno-unused-function", "-Wno-address-of-packed-member"]
+        flags = [*(f"-D{name}={value}" for name, value in macros.items()), *_FLAGS]
         try:
-            with importlib.resources.as_file(importlib.resources.files("gpuprof.bpf") / SOURCE) as path:
-                text = paste_includes(SOURCE, path.parent)
-            return bcc.BPF(text=text, cflags=flags)
+            return bcc.BPF(text=source_text(), cflags=flags)
         except Exception as error:  # noqa: BLE001  bcc raises bare Exception
             raise self._failure("the BPF programs do not compile here", error) from None
         finally:
             shutil.rmtree(tree, ignore_errors=True)
-
-    def _load_family(
-        self, program: Any, first: str, tail_called: Sequence[str], table: str, kind: int
-    ) -> dict[str, int]:
-        """Load a program and those that it tail-calls through `table`; descriptors by name."""
-        programs = {first: self._load(program, first, kind)}
-        for index, name in enumerate(tail_called):
-            programs[name] = self._load(program, name, kind)
-            program[table][ctypes.c_int(index)] = ctypes.c_int(programs[name])
-        return programs
-
-    def _load(self, program: Any, name: str, kind: int) -> int:
-        try:
-            return int(program.load_func(name, kind).fd)
-        except Exception as error:  # noqa: BLE001  bcc raises bare Exception
-            raise self._failure(f"the kernel refused the BPF program {name}", error) from None
 
     def _failure(self, what: str, error: Exception) -> GpuprofError:
         sys.stdout.flush()
@@ -238,20 +184,27 @@ class Loader:
         detail = last_words(self._output.read_text(errors="replace"))
         text = str(error)
         if "Operation not permitted" in text or "Operation not permitted" in detail:
-            return GpuprofError(f"no permission: {what}", _ROOT_HINT, EXIT_NO_PERMISSION)
-        return GpuprofError(
-            f"{what}: {detail or text[:200]}",
-            "gpuprof-tui doctor shows what this kernel and bcc offer.",
-            EXIT_UNAVAILABLE,
-        )
+            return GpuprofError(f"no permission: {what}", permission.ROOT_HINT, EXIT_NO_PERMISSION)
+        return GpuprofError(f"{what}: {detail or text[:200]}", DOCTOR_HINT, EXIT_UNAVAILABLE)
 
 
-def _raise_locked_memory() -> None:
-    """BPF maps count as locked memory before 5.11."""
-    try:
-        resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    except (OSError, ValueError):
-        pass  # newer kernels do not need it, older ones will say so when a map is made
+def _object_of(lib: Any, program: Any, seed: int) -> ProgramObject:
+    """What bcc compiled, without its descriptors. ObjectError, or OSError of the kernel."""
+    module = program.module
+    lib.bpf_num_tables.argtypes, lib.bpf_num_tables.restype = [ctypes.c_void_p], ctypes.c_size_t
+    lib.bpf_table_name.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    lib.bpf_table_name.restype = ctypes.c_char_p
+    names = [lib.bpf_table_name(module, index) for index in range(lib.bpf_num_tables(module))]
+    named = {lib.bpf_table_fd(module, name): name.decode() for name in names}
+    programs: dict[str, Program] = {}
+    for name in [name for family in FAMILIES for name in family.programs]:
+        start = lib.bpf_function_start(module, name.encode())
+        if start:
+            code = ctypes.string_at(start, lib.bpf_function_size(module, name.encode()))
+            programs[name] = take(name, code, named.__getitem__, seed)
+    used = {name for part in programs.values() for _, name in part.maps} | set(MAPS)
+    maps = {name: MapSpec(name, *syscalls.map_info(fd)) for fd, name in named.items() if name in used}
+    return ProgramObject(maps, programs)
 
 
 def _capture_output() -> Path:
@@ -262,16 +215,23 @@ def _capture_output() -> Path:
     return Path(f"/proc/self/fd/{fd}")
 
 
+def _end_with_parent() -> None:
+    """Be killed when the thread ends that started this process, and waits for it: nobody else needs the
+    answer."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Entry point. Says everything through the socket."""
     parser = argparse.ArgumentParser(prog="gpuprof.bpf.loader")
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--config", type=json.loads, required=True)
     arguments = parser.parse_args(argv)
+    _end_with_parent()
     with socket.socket(fileno=arguments.fd) as channel:
         loader = Loader(arguments.config, _capture_output())
         try:
-            message, descriptors = loader.load()
+            programs = pack(loader.load())
         except GpuprofError as error:
             failure = {
                 "ok": False,
@@ -284,13 +244,16 @@ def main(argv: list[str] | None = None) -> int:
         except Exception as error:  # noqa: BLE001  whatever it is, the sampler must learn of it
             failure = {
                 "ok": False,
-                "message": f"the BPF loader failed: {error!r}",
+                "message": f"the BPF compiler failed: {error!r}",
                 "hint": "",
                 "exit_code": 1,
             }
             channel.send(json.dumps(failure).encode())
             return 1
-        socket.send_fds(channel, [json.dumps(message).encode()], descriptors)
+        fd = os.memfd_create("gpuprof-programs", os.MFD_CLOEXEC)
+        with os.fdopen(fd, "wb", closefd=False) as file:
+            file.write(programs)
+        socket.send_fds(channel, [b'{"ok": true}'], [fd])
     return 0
 
 

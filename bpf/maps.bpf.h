@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 // BPF maps and the scratch of one walk. The loader defines their sizes: MAPPINGS, PAGES, ROW_BLOCKS, RULES,
-// PYTHON_LAYOUTS, SAMPLE_RING_PAGES, LAUNCH_RING_PAGES.
+// PYTHON_LAYOUTS, SAMPLE_RING_PAGES, LAUNCH_RING_PAGES, WAIT_RING_PAGES.
 
 #define BPF_F_MMAPABLE_FLAG 1024
 #define RULE_CACHE 2048
@@ -29,10 +29,13 @@ struct walk {
     u64 scan_second;  // scan_offset of the first second-best candidate; SCAN_WINDOW: none
     u64 scan_pc;      // the address whose caller is looked for
     u64 python_frame;
+    u64 python_interpreter;  // where to look for the next thread state
+    u64 found_word;
+    u64 epoch;     // see epoch_of_code
+    u64 unmapped;  // an address that no mapping holds
     u32 leaf;  // pc is exact, not a return address
     u32 low;
     u32 high;
-    u32 mapping;  // where the last pc was found
     u32 n_words;
     u32 scans;
     u32 guess_user;   // frames of the record before the guess that the scan made
@@ -42,7 +45,15 @@ struct walk {
     u32 found;  // where the scan found a return address
     u32 calls;
     u32 weight;  // launches: how many this one stands for
+    u64 waiter;  // stacks of waits: task that the current one wakes; 0: the current one waits
+    s32 syscall; // of the registers that were taken last; -1: not in one
+    u32 n_local;
+    u32 resume;  // the frame in hand is in the record already
+    u32 guessed;  // the frame in hand was found by scanning
     struct process_tables tables;
+    struct unwind_mapping current;   // holds the last pc
+    struct unwind_mapping looked_up; // holds another address
+    struct unwind_mapping local[8];  // as found in the kernel
     u64 scan[64];
     u64 python[16];
     struct record record;
@@ -59,7 +70,7 @@ BPF_F_TABLE("array", int, struct unwind_page, unwind_pages, PAGES, BPF_F_MMAPABL
 BPF_F_TABLE("array", int, struct unwind_rows, unwind_rows, ROW_BLOCKS, BPF_F_MMAPABLE_FLAG);
 BPF_F_TABLE("array", int, struct unwind_rule, unwind_rules, RULES, BPF_F_MMAPABLE_FLAG);
 BPF_F_TABLE("array", int, struct python_layout, python_layouts, PYTHON_LAYOUTS, BPF_F_MMAPABLE_FLAG);
-BPF_F_TABLE("array", int, u64, counters, 16, BPF_F_MMAPABLE_FLAG);
+BPF_F_TABLE("array", int, u64, counters, 32, BPF_F_MMAPABLE_FLAG);
 BPF_HASH(processes, u32, struct process_tables, 16384);
 BPF_PERCPU_ARRAY(rule_cache, struct cached_rule, RULE_CACHE);
 
@@ -70,19 +81,28 @@ struct thread_key {
 };
 BPF_TABLE("lru_hash", struct thread_key, u64, thread_states, 16384);
 BPF_TABLE("lru_hash", u64, u64, message_times, 4096);
+BPF_HASH(unwind_binaries, struct binary_key, struct unwind_binary, 8192);
+
+struct told_key {
+    u64 start;  // of the mapping, or of a code object, plus 1; 0: who the process is; 2: epoch of its code
+    u32 pid;
+    u32 pad;
+};
+BPF_TABLE("lru_hash", struct told_key, u64, told, 16384);
 
 BPF_RINGBUF_OUTPUT(samples, SAMPLE_RING_PAGES);
-BPF_RINGBUF_OUTPUT(messages, 16);
+BPF_RINGBUF_OUTPUT(messages, 64);
+BPF_RINGBUF_OUTPUT(codes, 128);  // struct code_message: of its own, so that many of them cost no other message
 
 // The CPU clock's family: its own scratch and its own programs, so that a walk of another family cannot meet it.
 BPF_PERCPU_ARRAY(cpu_walks, struct walk, 1);
-BPF_PROG_ARRAY(cpu_programs, 4);
+BPF_PROG_ARRAY(cpu_programs, 8);
 
 // The family of launches, likewise. Its walks run in the thread that launches, which may be preempted, so there is room
 // for two at once on a CPU.
 #define LAUNCH_WALKS 2
 BPF_PERCPU_ARRAY(launch_walks, struct walk, LAUNCH_WALKS);
-BPF_PROG_ARRAY(launch_programs, 4);
+BPF_PROG_ARRAY(launch_programs, 8);
 BPF_RINGBUF_OUTPUT(launches, LAUNCH_RING_PAGES);  // of its own: a burst of launches must not cost CPU samples
 
 struct seen_key {
@@ -95,6 +115,17 @@ struct seen_stack {
     u64 sent_ns;   // when a record with its frames went out
 };
 BPF_TABLE("lru_hash", struct seen_key, struct seen_stack, seen_stacks, 16384);
+
+// The family of waits. Its programs run with interrupts off, so that one scratch is enough.
+BPF_PERCPU_ARRAY(wait_walks, struct walk, 1);
+BPF_PROG_ARRAY(wait_programs, 8);
+BPF_RINGBUF_OUTPUT(wait_records, WAIT_RING_PAGES);
+BPF_HASH(tracked, u32, u32, 16384);  // process: TRACK_*
+BPF_HASH(waits, u64, struct wait, 16384);  // by address of the task, which need not be read
+BPF_ARRAY(new_wait, struct wait, 1);
+BPF_ARRAY(wait_settings, struct wait_settings, 1);
+BPF_PERCPU_ARRAY(wait_rates, struct switch_rate, 1);
+BPF_TABLE("lru_hash", struct seen_key, struct seen_stack, seen_waits, 16384);
 
 static __always_inline void count(int which) {
     int key = which;

@@ -5,8 +5,19 @@
 #define RT_SIGFRAME_REGISTERS 40  // rt_sigframe: return address, then ucontext, whose registers begin at 40
 #define MAX_FRAME_POINTER_STEP 0x100000
 
-// Index of the mapping that holds the address, or -1.
-static __always_inline int find_mapping(struct walk *w, u64 address) {
+// Copies the mapping that holds the address to `out`; 0 when none that is known here does.
+static __always_inline int find_mapping(struct walk *w, u64 address, struct unwind_mapping *out) {
+#pragma clang loop unroll(disable)
+    for (u32 i = 0; i < 8; i++) {
+        u32 n = i;
+        if (n >= w->n_local)
+            break;
+        BOUND(n, 7);
+        if (address >= w->local[n].start && address < w->local[n].end) {
+            *out = w->local[n];
+            return 1;
+        }
+    }
     w->low = w->tables.first + 1;
     w->high = w->tables.first + 1 + w->tables.count;
 #pragma clang loop unroll(disable)
@@ -17,7 +28,7 @@ static __always_inline int find_mapping(struct walk *w, u64 address) {
         int middle = (low + high) >> 1;
         struct unwind_mapping *m = unwind_mappings.lookup(&middle);
         if (!m)
-            return -1;
+            return 0;
         if (m->start <= address)
             w->low = middle + 1;
         else
@@ -25,17 +36,18 @@ static __always_inline int find_mapping(struct walk *w, u64 address) {
     }
     u32 low = w->low;
     if (low == w->tables.first + 1)
-        return -1;
+        return 0;
     int found = low - 1;
     struct unwind_mapping *m = unwind_mappings.lookup(&found);
     if (!m || address >= m->end)
-        return -1;
-    return found;
+        return 0;
+    *out = *m;
+    return 1;
 }
 
 // The rule of the last row at or below the linked address; CFA_NONE when the binary has none there.
-static __always_inline int find_rule_in_table(struct walk *w, struct unwind_mapping *m, u64 pc,
-                                              struct unwind_rule *rule) {
+static __always_inline int find_rule_in_table(struct walk *w, u64 pc, struct unwind_rule *rule) {
+    struct unwind_mapping *m = &w->current;
     u64 linked = pc - m->bias;
     u32 page = (u32)(linked >> 16) - m->first_page;
     if (page >= m->pages)
@@ -98,6 +110,25 @@ static __always_inline int follows_call(u64 address) {
     return b7 == 0xff && b6 == 0x94;  // call *disp32(sib)
 }
 
+// Code without a rule that was interrupted where its return address is the topmost word, as in functions that need no
+// frame (Go, assembly): a direct call of a place not far before it. Its frame pointer is still its caller's.
+#define MAX_LEAF_BYTES 0x10000
+static __always_inline int step_out_of_leaf(struct walk *w) {
+    u64 word = 0, before = 0;
+    if (bpf_probe_read_user(&word, 8, (void *)w->sp) || word < 4096 || word >> MAX_ADDRESS_BITS)
+        return 0;
+    if (bpf_probe_read_user(&before, 8, (void *)(word - 8)) || (u8)(before >> 24) != 0xe8)
+        return 0;
+    u64 target = word + (s64)(s32)(before >> 32);
+    if (w->pc - target >= MAX_LEAF_BYTES)
+        return 0;
+    w->pc = word;
+    w->sp += 8;
+    w->leaf = 0;
+    w->record.header.flags |= FLAG_FRAME_POINTER;
+    return 1;
+}
+
 // A frame without a rule, by its frame pointer. In code of a file the caller must look like one, in generated code
 // the chain is taken as it is.
 static __always_inline int step_by_frame_pointer(struct walk *w, int must_follow_call) {
@@ -108,7 +139,9 @@ static __always_inline int step_by_frame_pointer(struct walk *w, int must_follow
         return STOP_NO_RULE;
     if (saved[1] < 4096 || saved[1] >> MAX_ADDRESS_BITS)
         return STOP_NO_RULE;
-    if (must_follow_call && (!follows_call(saved[1]) || find_mapping(w, saved[1]) < 0))
+    if (must_follow_call && !follows_call(saved[1]))  // by the ABI a frame pointer of 0 is the outermost one's
+        return saved[0] || w->current.kind == MAPPING_TABLE ? STOP_NO_RULE : STOP_ROOT;
+    if (must_follow_call && w->tables.count && !find_mapping(w, saved[1], &w->looked_up))
         return STOP_NO_RULE;
     w->sp = w->bp + 16;
     w->bp = saved[0];
@@ -215,33 +248,29 @@ static __always_inline int step(struct walk *w) {
     if (!cached)
         return STOP_INTERNAL;
     rule.bits = *(volatile u64 *)&cached->rule;
-    if ((*(volatile u64 *)&cached->check ^ rule.bits) != tag) {
-        int index = w->mapping;
-        struct unwind_mapping *m = unwind_mappings.lookup(&index);
-        if (!m)
-            return STOP_INTERNAL;
-        if (pc < m->start || pc >= m->end || index <= w->tables.first || index > w->tables.first + w->tables.count) {
-            index = find_mapping(w, pc);
-            if (index < 0)
-                return STOP_NO_MAPPING;
-            w->mapping = index;
-            m = unwind_mappings.lookup(&index);
-            if (!m)
-                return STOP_INTERNAL;
+    if (!serial || (*(volatile u64 *)&cached->check ^ rule.bits) != tag) {
+        if ((pc < w->current.start || pc >= w->current.end) && !find_mapping(w, pc, &w->current)) {
+            w->current.end = 0;
+            return pc == w->unmapped ? STOP_NO_MAPPING : STEP_ASK_KERNEL;
         }
-        if (m->kind == MAPPING_FRAME_POINTER)
+        if (w->current.kind == MAPPING_FRAME_POINTER)
             return step_by_frame_pointer(w, 0);
         rule.bits = 0;
-        if (m->kind == MAPPING_TABLE) {
-            int failed = find_rule_in_table(w, m, pc, &rule.rule);
+        if (w->current.kind == MAPPING_TABLE) {
+            int failed = find_rule_in_table(w, pc, &rule.rule);
             if (failed != STEP_NEXT)
                 return failed;
         }
-        *(volatile u64 *)&cached->check = tag ^ rule.bits;
-        *(volatile u64 *)&cached->rule = rule.bits;
+        if (serial && rule.rule.cfa != CFA_NONE) {  // without a rule the mapping is needed
+            *(volatile u64 *)&cached->check = tag ^ rule.bits;
+            *(volatile u64 *)&cached->rule = rule.bits;
+        }
     }
-    if (rule.rule.cfa == CFA_NONE)
+    if (rule.rule.cfa == CFA_NONE) {
+        if (w->leaf && step_out_of_leaf(w))
+            return STEP_NEXT;
         return step_by_frame_pointer(w, 1);
+    }
     return apply_rule(w, &rule.rule);
 }
 
@@ -250,9 +279,12 @@ static __always_inline int walk_native(struct walk *w) {
     int result = STEP_NEXT;
 #pragma clang loop unroll(disable)
     for (int i = 0; i < FRAMES_PER_PROGRAM; i++) {
-        if (w->record.header.n_user >= MAX_USER_FRAMES)
-            return STOP_TOO_DEEP;
-        add_user_frame(w);
+        if (!w->resume) {
+            if (w->record.header.n_user >= MAX_USER_FRAMES)
+                return STOP_TOO_DEEP;
+            add_user_frame(w);
+        }
+        w->resume = 0;
         result = step(w);
         if (result != STEP_NEXT)
             break;

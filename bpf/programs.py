@@ -1,32 +1,28 @@
-"""The loaded BPF programs, as the sampler holds them: starts the loader, attaches, reads records, messages
-and counters.
+"""The loaded BPF programs, as the sampler holds them: attaches, reads records, messages and counters.
 
 BPF memory, for n possible CPUs: unwind rows 8-64 MB by the machine's memory (4 bytes a row; a process with
-PyTorch and CUDA needs 20 MB), mappings 2.6 MB, pages and rules 0.5 MB each, hashes 5 MB, the rings 4-12 MB,
-and 61 KB for each CPU.
+PyTorch and CUDA needs 20 MB), mappings 2.6 MB, pages and rules 0.5 MB each, hashes 12 MB, the rings 8-16 MB,
+and 70 KB for each CPU.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
-import select
-import socket
 import struct
-import subprocess
-import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from gpuprof.bpf import syscalls
-from gpuprof.bpf.inventory import LAUNCH, SAMPLING, TRACEPOINTS
-from gpuprof.bpf.records import MESSAGE, Batch, ControlMessage, MessageReason, batch_of
+from gpuprof.bpf.inventory import FAMILIES, LAUNCH, SAMPLING, TRACEPOINTS
+from gpuprof.bpf.messages import Message, parse_message
+from gpuprof.bpf.program_source import LoadedPrograms, load_programs
+from gpuprof.bpf.records import Batch, batch_of
 from gpuprof.bpf.ring import RingReader
+from gpuprof.bpf.sizes import LAUNCH_RING_BYTES, PAGE_BYTES, TableSizes, config_of, sizes_of
+from gpuprof.bpf.wait_programs import WaitPrograms
 from gpuprof.snapshots.errors import EXIT_UNAVAILABLE, GpuprofError
 
 COUNTERS = (
@@ -41,34 +37,15 @@ COUNTERS = (
     "launch_ring_full",
     "launch_conflicts",
     "launch_repeats",
+    "wait_ring_full",
+    "wait_conflicts",
+    "waits_not_chosen",
+    "wait_threads_full",
+    "tracked_full",
 )
-LOAD_TIMEOUT_S = 60.0
-_MESSAGE_RING_BYTES = 16 * 4096
-LAUNCH_RING_BYTES = 4 << 20  # 40,000 launches whose stacks were seen before
-_ROW_BLOCK_BYTES = 64
-
-
-@dataclass(frozen=True, slots=True)
-class TableSizes:
-    """Elements of the unwind tables' maps; a row block holds 16 rows."""
-
-    row_blocks: int
-    mappings: int = 65536
-    pages: int = 65536
-    rules: int = 65536
-    python_layouts: int = 1024
-
-
-def choose_sizes(memory_bytes: int) -> TableSizes:
-    """Rows for the machine: 1/512 of its memory, as a power of two from 8 to 64 MB."""
-    wanted = min(max(memory_bytes // 512, 8 << 20), 64 << 20)
-    return TableSizes(row_blocks=(1 << (wanted.bit_length() - 1)) // _ROW_BLOCK_BYTES)
-
-
-def choose_ring_bytes(cpus: int, hz: int) -> int:
-    """A power of two that holds a quarter second of samples of 1 KB."""
-    wanted = min(max(cpus * hz * 256, 256 << 10), 8 << 20)
-    return 1 << (wanted - 1).bit_length()
+_MESSAGE_RING_BYTES = 64 * 4096
+_CODE_RING_BYTES = 128 * 4096
+MAX_MESSAGE_BYTES = 1232
 
 
 def online_cpus(text: str) -> list[int]:
@@ -86,21 +63,18 @@ class StackPrograms:
     each other.
     """
 
-    def __init__(
-        self,
-        maps: dict[str, int],
-        programs: dict[str, int],
-        sizes: TableSizes,
-        ring_bytes: int,
-        launch_problem: str = "",
-    ) -> None:
+    def __init__(self, loaded: LoadedPrograms) -> None:
+        maps, config = loaded.maps, loaded.config
         self.maps = maps
-        self.programs = programs
-        self.sizes = sizes
-        self.launch_problem = launch_problem  # why there are no programs for launches
+        self.programs = loaded.programs  # of families that are loaded
+        self.sizes = sizes_of(config)
+        self.origin = loaded.origin  # "compiled", or "kept" when they came from the cache
+        self._loaded = loaded
         self._launches = RingReader(maps["launches"], LAUNCH_RING_BYTES)
-        self._ring = RingReader(maps["samples"], ring_bytes)
+        self.waits = WaitPrograms(maps, self._wait_programs)
+        self._ring = RingReader(maps["samples"], config["SAMPLE_RING_PAGES"] * PAGE_BYTES)
         self._messages = RingReader(maps["messages"], _MESSAGE_RING_BYTES)
+        self._codes = RingReader(maps["codes"], _CODE_RING_BYTES)
         self._events: dict[int, int] = {}
         self._tracepoints: list[int] = []
         self._hz = 0
@@ -108,23 +82,30 @@ class StackPrograms:
 
     @classmethod
     def load(cls, hz: int = 99, *, sizes: TableSizes | None = None) -> StackPrograms:
-        """Compile and load in a loader process (about a second). Raises GpuprofError with what is missing."""
-        sizes = sizes or choose_sizes(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-        ring_bytes = choose_ring_bytes(os.cpu_count() or 1, hz)
-        config = {
-            "ROW_BLOCKS": sizes.row_blocks,
-            "MAPPINGS": sizes.mappings,
-            "PAGES": sizes.pages,
-            "RULES": sizes.rules,
-            "PYTHON_LAYOUTS": sizes.python_layouts,
-            "SAMPLE_RING_PAGES": ring_bytes // 4096,
-            "LAUNCH_RING_PAGES": LAUNCH_RING_BYTES // 4096,
-            "HASH_SEED": int.from_bytes(os.urandom(7), "little"),  # nobody outside can aim at a hash
-            "FRAMES_PER_PROGRAM": 32,
-            "PYTHON_FRAMES_PER_PROGRAM": 128,
-        }
-        maps, programs, launch_problem = run_loader(config)
-        return cls(maps, programs, sizes, ring_bytes, launch_problem)
+        """Load what is kept from an earlier run (0.2 s), else compile it (about a second more). Raises
+        GpuprofError with what is missing. Families that are not required are still on their way, see
+        need().
+        """
+        return cls.of(load_programs(config_of(hz, sizes)))
+
+    @classmethod
+    def of(cls, loaded: LoadedPrograms) -> StackPrograms:
+        """The same of programs that are loaded already, which become its own. Raises GpuprofError."""
+        try:
+            return cls(loaded)
+        except OSError as error:
+            loaded.close()
+            raise GpuprofError(f"no ring of the BPF programs: {error}", "", EXIT_UNAVAILABLE) from None
+
+    def need(self, family: str) -> None:
+        """Wait until the programs of a family are loaded (at most some tenths of a second). GpuprofError
+        where the kernel refuses them.
+        """
+        self._loaded.wait(family)
+
+    def _wait_programs(self) -> dict[str, int]:
+        self.need("wait")
+        return self.programs
 
     @property
     def message_fd(self) -> int:
@@ -188,14 +169,13 @@ class StackPrograms:
         self.stop()
         self._ring.close()
         self._messages.close()
+        self._codes.close()
         self._launches.close()
+        self.waits.close()
         if self._stats is not None:
             os.close(self._stats)
             self._stats = None
-        for fd in [*self.maps.values(), *self.programs.values()]:
-            os.close(fd)
-        self.maps.clear()
-        self.programs.clear()
+        self._loaded.close()
 
     def read(self) -> Batch:
         """All stack records that are ready."""
@@ -213,11 +193,9 @@ class StackPrograms:
 
         GpuprofError without the program, or when the kernel refuses.
         """
-        program = self.programs.get(LAUNCH)
-        if program is None:
-            raise GpuprofError(self.launch_problem or "the programs were closed", "", EXIT_UNAVAILABLE)
+        self.need("launch")
         try:
-            return syscalls.open_uprobe(pid, path, offset, program)
+            return syscalls.open_uprobe(pid, path, offset, self.programs[LAUNCH])
         except OSError as error:
             raise GpuprofError(f"no uprobe: {error.strerror or error}", "", EXIT_UNAVAILABLE) from None
 
@@ -226,13 +204,15 @@ class StackPrograms:
         with contextlib.suppress(OSError):
             syscalls.map_delete(self.maps["seen_stacks"], struct.pack("<QII", stack_hash, pid, 0))
 
-    def messages(self) -> list[ControlMessage]:
-        """All control messages that are ready, oldest first."""
-        words, starts = self._messages.read()
-        found = []
-        for start in starts.tolist():
-            pid, reason, address = MESSAGE.unpack(words[start : start + 2].tobytes())
-            found.append(ControlMessage(pid, MessageReason(reason), address))
+    def messages(self) -> list[Message]:
+        """All messages that are ready, oldest first."""
+        found: list[Message] = []
+        for ring in (self._messages, self._codes):  # code of processes that the first ring introduces
+            words, starts = ring.read()
+            raw = memoryview(words.tobytes())
+            found += [
+                parse_message(raw[8 * start : 8 * start + MAX_MESSAGE_BYTES]) for start in starts.tolist()
+            ]
         return found
 
     def counters(self) -> dict[str, int]:
@@ -247,11 +227,9 @@ class StackPrograms:
         """Time spent in all these programs since start(), as the kernel counts it; None where it does not."""
         if self._stats is None:
             return None
-        return sum(
-            syscalls.program_run_time(self.programs[name])[0]
-            for name in (SAMPLING, *TRACEPOINTS, LAUNCH)
-            if name in self.programs
-        )
+        attached = [name for family in FAMILIES for name in (family.entry, *family.others)]
+        programs = self.programs
+        return sum(syscalls.program_run_time(programs[name])[0] for name in attached if name in programs)
 
     def runs(self) -> int:
         """How often the sampling program ran since start(); 0 where the kernel does not count."""
@@ -259,50 +237,3 @@ class StackPrograms:
 
 
 _CPU_IS_GONE = {errno.ENXIO, errno.ENODEV, errno.EINVAL}  # it went offline between the list and the call
-
-
-def run_loader(config: dict[str, int]) -> tuple[dict[str, int], dict[str, int], str]:
-    """Run the loader process; (maps, programs) by name with descriptors of ours, and why launches have none.
-    Raises GpuprofError.
-    """
-    body, descriptors, status = _ask_loader(config)
-    message: dict[str, Any] = json.loads(body) if body else {"ok": False}
-    names = [*message.get("maps", []), *message.get("programs", [])]
-    if not message["ok"] or len(names) != len(descriptors):
-        for fd in descriptors:
-            os.close(fd)
-        text = message.get("message", f"the BPF loader ended with status {status} and no answer")
-        raise GpuprofError(text, message.get("hint", ""), message.get("exit_code", EXIT_UNAVAILABLE))
-    for fd in descriptors:
-        os.set_inheritable(fd, False)
-    by_name = dict(zip(names, descriptors, strict=True))
-    maps = {name: by_name[name] for name in message["maps"]}
-    programs = {name: by_name[name] for name in message["programs"]}
-    return maps, programs, str(message.get("launch_problem", ""))
-
-
-def _ask_loader(config: dict[str, int]) -> tuple[bytes, list[int], int | None]:
-    """(the loader's one message, descriptors, exit status when it sent none)."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    # -I: neither the working directory nor PYTHON* variables decide what a privileged process imports.
-    command = [sys.executable, "-I", "-m", "gpuprof.bpf.loader", "--fd", str(theirs.fileno())]
-    with ours, theirs:
-        process = subprocess.Popen(
-            [*command, "--config", json.dumps(config)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            pass_fds=(theirs.fileno(),),
-        )
-        theirs.close()
-        try:
-            readable, _, _ = select.select([ours], [], [], LOAD_TIMEOUT_S)
-            if not readable:
-                raise GpuprofError("the BPF loader did not answer in time", "", EXIT_UNAVAILABLE)
-            body, descriptors, _, _ = socket.recv_fds(ours, 1 << 16, 64)
-            return body, descriptors, process.wait(LOAD_TIMEOUT_S)
-        except OSError as error:
-            raise GpuprofError(f"the BPF loader did not answer: {error}", "", EXIT_UNAVAILABLE) from None
-        finally:
-            process.kill()
-            process.wait()

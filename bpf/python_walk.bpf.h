@@ -2,57 +2,81 @@
 // The chain of CPython frames of the current thread. User space supplies the offsets of its version (python_layout).
 
 #define FRAME_BYTES 112  // of a frame object, what all versions need
-#define MAX_THREAD_STATES 48
+#define MAX_THREAD_STATES 64  // with their interpreters
 #define SHIM_OWNER 3  // 3.12+: a frame that the C eval loop keeps on its own stack to mark an entry
 #define TAG_BITS 7ull  // 3.14+: low bits of a _PyStackRef
 
-// PyThreadState.thread_id is pthread_self(), which on x86-64 is the thread pointer. New states are pushed at the
-// list's head.
-static __always_inline u64 find_thread_state(struct walk *w, struct python_layout *layout, struct thread_key *key) {
+// Is this still a thread state of the thread? One that was freed is not linked any more: the state before it, or its
+// interpreter, points elsewhere. `prev`, `next` and `interp` follow each other in all versions.
+static __always_inline int is_current_state(struct python_layout *layout, u64 state, u64 thread_pointer) {
+    u64 id = 0, linked = 0, links[3] = {};
+    if (bpf_probe_read_user(&id, 8, (void *)(state + layout->ts_tid)) || id != thread_pointer)
+        return 0;
+    if (bpf_probe_read_user(links, sizeof(links), (void *)(state + layout->ts_next - 8)))
+        return 0;
+    u64 from = links[0] ? links[0] + layout->ts_next : links[2] + layout->threads_head;
+    return !bpf_probe_read_user(&linked, 8, (void *)from) && linked == state;
+}
+
+// PyThreadState.thread_id is pthread_self(), which on x86-64 is the thread pointer. New states are pushed at the head of
+// their interpreter's list, new interpreters at the head of theirs. Looks from w->python_interpreter on, and leaves
+// there the interpreter behind the one in which it found the state.
+static __always_inline u64 find_thread_state(struct walk *w, struct python_layout *layout, u64 thread_pointer) {
     u64 state = 0, id = 0, next = 0;
-    u64 *known = thread_states.lookup(key);
-    if (known) {
-        state = *known;
-        if (!bpf_probe_read_user(&id, 8, (void *)(state + layout->ts_tid)) && id == key->thread_pointer)
-            return state;
-    }
     count(COUNTER_PYTHON_WALKED_THREADS);
-    w->low = 0;  // number of the interpreter; in memory, as search bounds are, for the sake of the verifier
 #pragma clang loop unroll(disable)
     for (int i = 0; i < MAX_THREAD_STATES; i++) {
         if (!next) {
-            u32 n = w->low;
-            if (n >= layout->interpreters)
+            u64 interpreter = w->python_interpreter;
+            if (!interpreter)
                 return 0;
-            w->low = n + 1;
-            BOUND(n, 7);
-            bpf_probe_read_user(&next, 8, (void *)layout->heads[n]);
+            w->python_interpreter = 0;
+            bpf_probe_read_user(&next, 8, (void *)(interpreter + layout->threads_head));
+            bpf_probe_read_user(&w->python_interpreter, 8, (void *)(interpreter + layout->interp_next));
             continue;
         }
         state = next;
         id = 0;
         if (bpf_probe_read_user(&id, 8, (void *)(state + layout->ts_tid)))
-            return 0;
-        if (id == key->thread_pointer) {
-            thread_states.update(key, &state);
+            break;
+        if (id == thread_pointer)
             return state;
-        }
         if (bpf_probe_read_user(&next, 8, (void *)(state + layout->ts_next)))
-            return 0;
+            break;
     }
+    w->python_interpreter = 0;
     return 0;
 }
 
-// Finds the innermost frame; 0 when the thread has none.
+// Finds the thread's newest frame, in the newest interpreter in which it has a state; when that chain has ended, called
+// again, in the next one: a subinterpreter's code runs inside a call of the interpreter that made it. 0 is left in
+// w->python_frame when there is none.
 static __always_inline void python_begin(struct walk *w, struct python_layout *layout) {
     struct thread_key key = {};
+    u64 state = 0, older = 0;
     key.pid = w->record.header.pid;
     if (bpf_probe_read_kernel(&key.thread_pointer, 8, (void *)(bpf_get_current_task() + TASK_FSBASE)))
         return;
-    u64 state = find_thread_state(w, layout, &key);
+    int first = !w->python_interpreter;
+    if (first) {
+        if (bpf_probe_read_user(&w->python_interpreter, 8, (void *)(layout->interpreters + w->tables.python_bias)))
+            return;
+        if (w->python_interpreter)
+            bpf_probe_read_user(&older, 8, (void *)(w->python_interpreter + layout->interp_next));
+        u64 *known = older ? 0 : thread_states.lookup(&key);
+        if (known && is_current_state(layout, *known, key.thread_pointer)) {
+            state = *known;
+            w->python_interpreter = 0;
+        }
+    }
     if (!state) {
-        w->record.header.flags |= FLAG_NO_THREAD_STATE;
-        send_message_sometimes(w->record.header.pid, MESSAGE_NO_PYTHON_THREAD, 0);
+        state = find_thread_state(w, layout, key.thread_pointer);
+        if (state && first && !older)
+            thread_states.update(&key, &state);
+    }
+    if (!state) {
+        if (!w->record.header.n_python)
+            w->record.header.flags |= FLAG_NO_THREAD_STATE;
         return;
     }
     u64 frame = 0;
@@ -93,6 +117,9 @@ static __always_inline int add_python_frame(struct walk *w, struct python_layout
     add_word(w, offset | ((u64)(first_line & 0xffffff) << 32));
     w->record.header.n_python++;
     w->python_frame = *(u64 *)(bytes + at_previous);
+    // From 3.12 on the outermost frame is a shim; a generator that is being left is unlinked an instruction too early.
+    if (layout->version >= 312 && owner != SHIM_OWNER && !w->python_frame)
+        w->record.header.flags |= FLAG_PYTHON_TRUNCATED;
     return 1;
 }
 

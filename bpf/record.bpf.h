@@ -6,6 +6,9 @@
 #define WALK_STALE_NS 1000000000ull    // a walk that is older was abandoned
 #define RINGBUF_NO_WAKEUP 1
 #define USER_CODE_64 0x33
+#ifndef KERNEL_STACK_BYTES
+#define KERNEL_STACK_BYTES 16384
+#endif
 
 // struct pt_regs of x86-64; the UAPI header and the kernel's own name its fields differently.
 struct user_registers {
@@ -61,8 +64,14 @@ static __always_inline int walk_begin(struct walk *w, u32 family, u64 stale_ns) 
     w->n_words = 0;
     w->scans = 0;
     w->calls = 0;
-    w->mapping = 0;
+    w->n_local = 0;
+    w->resume = 0;
+    w->guessed = 0;
+    w->unmapped = ~0ull;
+    w->current.start = 0;
+    w->current.end = 0;
     w->python_frame = 0;
+    w->python_interpreter = 0;
     w->leaf = 1;
     return 1;
 }
@@ -76,6 +85,8 @@ static __always_inline void add_word(struct walk *w, u64 word) {
     w->n_words = n + 1;
 }
 
+#define GUESSED_FRAME (1ull << 47)  // user addresses have this bit clear
+
 // The frame at w->pc and w->sp: program counter, and how far its stack pointer is above the previous frame's, in
 // words.
 static __always_inline void add_user_frame(struct walk *w) {
@@ -83,7 +94,11 @@ static __always_inline void add_user_frame(struct walk *w) {
     if (delta > 0xffff)
         delta = 0xffff;
     w->previous_sp = w->sp;
-    add_word(w, (w->pc & 0xffffffffffffull) | (delta << 48));
+    u64 pc = w->pc & (GUESSED_FRAME - 1);
+    if (w->guessed)
+        pc |= GUESSED_FRAME;
+    w->guessed = 0;
+    add_word(w, pc | (delta << 48));
     w->record.header.n_user++;
 }
 
@@ -108,13 +123,20 @@ static __always_inline void take_registers(struct walk *w, u64 ip, u64 sp, u64 b
 
 // The user registers that the current task had when it entered the kernel. Returns STEP_NEXT or a reason to stop.
 static __always_inline int registers_of_task(struct walk *w) {
+#if HAVE_TASK_PT_REGS
     struct task_struct *task = (struct task_struct *)bpf_get_current_task_btf();
     void *saved = (void *)bpf_task_pt_regs(task);
+#else  // before 5.15; they are the last thing on the task's kernel stack
+    u64 stack = 0;
+    bpf_probe_read_kernel(&stack, 8, (void *)(bpf_get_current_task() + TASK_STACK));
+    void *saved = stack ? (void *)(stack + KERNEL_STACK_BYTES - sizeof(struct user_registers)) : 0;
+#endif
     struct user_registers r = {};
     if (!saved || bpf_probe_read_kernel(&r, sizeof(r), saved))
         return STOP_KERNEL_THREAD;
     if ((r.cs & 3) != 3)
         return STOP_KERNEL_THREAD;
+    w->syscall = r.orig_ax;
     if (r.cs != USER_CODE_64)
         return STOP_NOT_64_BIT;
     take_registers(w, r.ip, r.sp, r.bp, r.r10, r.r13);
@@ -125,10 +147,15 @@ static __always_inline int registers_of_task(struct walk *w) {
 static __always_inline int find_tables(struct walk *w) {
     u32 pid = w->record.header.pid;
     struct process_tables *tables = processes.lookup(&pid);
+    struct process_tables none = {};
+    w->tables = none;
     if (!tables)
         return 0;
     w->tables = *tables;
     int first = w->tables.first;
     struct unwind_mapping *head = unwind_mappings.lookup(&first);
-    return head && head->start == w->tables.serial;
+    if (head && head->start == w->tables.serial)
+        return 1;
+    w->tables = none;
+    return 0;
 }

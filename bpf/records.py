@@ -4,10 +4,11 @@ A stack record is a header of `header_words` 8-byte words (_HEADER below), then 
 n_user user words and n_python pairs of words, innermost frame first.
 
 - A kernel word is a return address; the first one is exact.
-- A user word: the low 48 bits are the program counter (the first one exact, the others return addresses:
-  subtract 1 to look them up); the high 16 bits are how far the frame's stack pointer is above that of the
-  frame before, in 8-byte words (0xffff: that far or farther, or below). The first frame's stack pointer is
-  `sp0`.
+- A user word: the low 47 bits are the program counter (the first one exact, the others return addresses:
+  subtract 1 to look them up, unless the frame before is where a signal handler returns to); bit 47 says that
+  the frame was found by scanning the stack, and is a guess; the high 16 bits are how far the frame's stack
+  pointer is above that of the frame before, in 8-byte words (0xffff: that far or farther, or below). The
+  first frame's stack pointer is `sp0`.
 - A Python pair: word 0 has the address of the code object in its low 48 bits and the frame's owner byte in
   its high 8 bits. Owner: 0 up to 3.10, `is_entry` in 3.11, `owner` from 3.12 on, where 3 marks a shim frame,
   which has no code: the low 48 bits are then its own address, which lies on the C stack inside the native
@@ -17,6 +18,7 @@ n_user user words and n_python pairs of words, innermost frame first.
   and the weight. Where the frames of that hash went out a few seconds ago for the same process, they are left
   out: n_user is 0, which it never is otherwise. `time_ns` is when the API call was entered, `extra` the
   correlation id, with the attach epoch in its high 32 bits.
+- A stack of a wait or of a waker (family 2) has its hash in `extra`; waits (family 3): wait_programs.py.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ HEADER = np.dtype(
     ]
 )
 MESSAGE = struct.Struct("<IIQ")
-FAMILY_CPU, FAMILY_LAUNCH = 0, 1
+FAMILY_CPU, FAMILY_LAUNCH, FAMILY_WAIT_STACK, FAMILY_WAIT = 0, 1, 2, 3
 
 
 class StopReason(IntEnum):
@@ -93,22 +95,22 @@ class RecordFlag(IntFlag):
     PYTHON_TRUNCATED = 2  # the Python chain did not reach its outermost frame
     NO_THREAD_STATE = 4  # the process runs Python, but this thread has no thread state there
     FRAME_POINTER = 8  # a frame without unwind rule was passed by its frame pointer
+    KERNEL_MAPPING = 16  # mappings were found in the kernel, not in published tables
 
 
 class MessageReason(IntEnum):
-    """Control messages. NEW_PROCESS, UNKNOWN_MAPPING and NO_PYTHON_THREAD come at most ten times a second per
-    process.
-    """
+    """Control messages. NEW_PROCESS and UNKNOWN_MAPPING come at most ten times a second per process."""
 
     NEW_PROCESS = 1  # a sample hit a process without tables
     UNKNOWN_MAPPING = 2  # `address` lies in no mapping that was published
     NO_RULE = 3
     EXIT = 4  # the whole process; only for processes that were published or asked for
-    EXEC = 5  # the same; its tables are already dropped in the kernel
+    EXEC = 5  # the same, at time `address`; its tables are already dropped in the kernel
     FORK = 6  # `pid` is a new process that inherited the tables of process `address`
-    NO_PYTHON_THREAD = (
-        7  # a thread without thread state in a Python process: new interpreter state, or a foreign thread
-    )
+    NEW_BINARY = 7  # `pid` executes a file whose tables are not there
+    MAPPING = 8  # see messages.py
+    WHO = 9  # the same
+    CODE = 10  # the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +154,12 @@ class Batch:
 
 def batch_of(words: NDArray[np.uint64], starts: NDArray[np.int64]) -> Batch:
     """Columns of the records that begin at these indices of `words` (copied out of the ring)."""
+    if not len(starts):
+        return _NO_RECORDS  # most reads of a ring find nothing
+    return _columns(words, starts)
+
+
+def _columns(words: NDArray[np.uint64], starts: NDArray[np.int64]) -> Batch:
     header_words = HEADER.itemsize // 8
     if len(starts):
         headers = np.ascontiguousarray(words[starts[:, None] + np.arange(header_words)]).view(HEADER)[:, 0]
@@ -161,3 +169,6 @@ def batch_of(words: NDArray[np.uint64], starts: NDArray[np.int64]) -> Batch:
         name: np.ascontiguousarray(headers[name]) for name in HEADER.names or () if name != "header_words"
     }
     return Batch(first=starts + headers["header_words"].astype(np.int64), words=words, **columns)
+
+
+_NO_RECORDS = _columns(np.zeros(0, np.uint64), np.zeros(0, np.int64))

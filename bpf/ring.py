@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 _BUSY = 1 << 31
 _DISCARDED = 1 << 30
 _LENGTH = _DISCARDED - 1
+_ALIKE = 4  # records of one length in a row, before a run of them is looked for
+_MAX_RUN = 1024
+_NO_WORDS, _NO_STARTS = np.zeros(0, np.uint64), np.zeros(0, np.int64)
 
 
 class RingReader:
@@ -34,36 +37,42 @@ class RingReader:
     def read(self) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
         """(words, starts): a copy of all finished records and the index of each one's payload in it."""
         position, end = self._consumer[0], self._producer[0]
+        if position == end:
+            return _NO_WORDS, _NO_STARTS
         base = position & self._mask
         starts: list[int] = []
         lengths = self._lengths
-        offset = base
-        limit = base + (end - position)
-        before = -1
-        while offset < limit:
-            length = lengths[offset >> 2]
-            if length & _BUSY:
-                break
-            step = (length & _LENGTH) + 15 & ~7
-            if length == before and not length & _DISCARDED:
-                # Repeated launches come in long runs of one length: found at once.
-                run = self._run(offset, length, step, limit)
-                starts += range(offset - base + 8 >> 3, offset - base + run * step + 8 >> 3, step >> 3)
-                offset += run * step
-                before = -1
+        at = first = base >> 3  # in words
+        limit = first + (end - position >> 3)
+        before, alike = -1, 0
+        while at < limit:
+            length = lengths[2 * at]
+            if length > _LENGTH:
+                if length & _BUSY:
+                    break
+                at += (length & _LENGTH) + 15 >> 3
                 continue
-            before = length
-            if not length & _DISCARDED:
-                starts.append(offset - base + 8 >> 3)
-            offset += step
-        words = self._data[base >> 3 : offset >> 3].copy()
-        if offset != base:
-            self._consumer[0] = position + offset - base
+            starts.append(at - first + 1)
+            at += length + 15 >> 3
+            if length != before:
+                before, alike = length, 0
+                continue
+            alike += 1
+            if alike == _ALIKE:
+                # Repeated launches come in long runs of one length: found at once.
+                alike, step = 0, length + 15 >> 3
+                run = self._run(at, length, step, limit)
+                starts += range(at - first + 1, at - first + 1 + run * step, step)
+                at += run * step
+        words = self._data[first:at].copy()
+        if at != first:
+            self._consumer[0] = position + 8 * (at - first)
         return words, np.array(starts, np.int64)
 
-    def _run(self, offset: int, length: int, step: int, limit: int) -> int:
-        """How many records of this length follow each other from `offset` on, which holds one."""
-        same = self._data.view(np.uint32)[offset >> 2 : limit >> 2 : step >> 2] == length
+    def _run(self, at: int, length: int, step: int, limit: int) -> int:
+        """How many records of this length follow each other from the one at word `at` on."""
+        last = min(limit, at + _MAX_RUN * step)
+        same = self._data.view(np.uint32)[2 * at : 2 * last : 2 * step] == length
         return len(same) if same.all() else int(np.argmin(same))
 
     def close(self) -> None:

@@ -47,11 +47,10 @@ static __always_inline int is_linkage_stub(u64 address) {
 static __always_inline int judge_return_address(struct walk *w, u64 word) {
     if (word < 0x10000 || word >> MAX_ADDRESS_BITS)
         return NOT_A_CALL;
-    int index = find_mapping(w, word - 1);
-    if (index < 0)
-        return NOT_A_CALL;
-    struct unwind_mapping *m = unwind_mappings.lookup(&index);
-    if (!m || m->kind != MAPPING_TABLE)
+    struct unwind_mapping *m = &w->looked_up;
+    int known = find_mapping(w, word - 1, m);
+    // Where nothing is published the word's mapping may just not have been asked for yet: the next step will.
+    if (known ? m->kind != MAPPING_TABLE : w->tables.count != 0)
         return NOT_A_CALL;
     u64 before = 0;
     if (bpf_probe_read_user(&before, 8, (void *)(word - 8)))
@@ -60,7 +59,7 @@ static __always_inline int judge_return_address(struct walk *w, u64 word) {
         return follows_call(word) ? MAY_BE_THE_CALL : NOT_A_CALL;
     u64 target = word + (s64)(s32)(before >> 32);
     u64 pc = w->scan_pc;
-    if (pc >= m->start && pc < m->end && pc - target < MAX_FUNCTION_BYTES)
+    if ((!known || (pc >= m->start && pc < m->end)) && pc - target < MAX_FUNCTION_BYTES)
         return IS_THE_CALL;
     return is_linkage_stub(target) ? MAY_BE_THE_CALL : NOT_A_CALL;
 }
@@ -130,5 +129,6 @@ static __always_inline int scan_stack(struct walk *w) {
     guess_frame_pointer(w, n, slot);
     w->sp = slot + 8;
     w->leaf = 0;
+    w->guessed = 1;
     return SCAN_FOUND;
 }

@@ -1,16 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-// Stacks of CPU samples and of launches of GPU work: kernel frames, native frames by .eh_frame rules, Python frames,
-// one record each. The includes are pasted in by the loader, since bcc rewrites map operations in the main file only.
+// Stacks of CPU samples, of launches of GPU work and of waits: kernel frames, native frames by .eh_frame rules, Python
+// frames, one record each. The includes are pasted in by the loader, since bcc rewrites map operations in the main file only.
+#include "helpers.bpf.h"
 #include "layout.bpf.h"
 #include "maps.bpf.h"
 #include "record.bpf.h"
+#ifdef MM_TREE_ROOT
+#include "kernel_mapping.bpf.h"
+#endif
 #include "native_walk.bpf.h"
 #include "scan.bpf.h"
 #include "python_walk.bpf.h"
 #include "lifecycle.bpf.h"
 #include "walk_parts.bpf.h"
+#ifdef MM_TREE_ROOT
+#include "python_names.bpf.h"
+#endif
+// Compiled in two parts, so that CPU stacks need not wait for the other families.
+#ifndef ONLY_REQUIRED
 #include "launch.bpf.h"
+#include "offcpu.bpf.h"
+#endif
 
+#ifndef ONLY_OPTIONAL
 int cpu_clock(struct bpf_perf_event_data *ctx) {
     int zero = 0;
     if (!(bpf_get_current_pid_tgid() >> 32))
@@ -74,14 +86,46 @@ int cpu_scan(struct bpf_perf_event_data *ctx) {
     return 0;
 }
 
+int cpu_mapping(struct bpf_perf_event_data *ctx) {
+    int zero = 0;
+    struct walk *w = cpu_walks.lookup(&zero);
+    if (!w)
+        return 0;
+    cpu_programs.call(ctx, mapping_part(w));
+    submit(w);
+    return 0;
+}
+
+#define YOUNG_NS 2000000000ull
+
+// Is it too early to rely on reading the process's memory when its samples are named?
+static __always_inline int may_be_gone_soon(struct walk *w) {
+    struct record_header *h = &w->record.header;
+    return h->n_python && (h->flags & FLAG_KERNEL_MAPPING || bpf_ktime_get_boot_ns() - h->start_ns < YOUNG_NS);
+}
+
 int cpu_python(struct bpf_perf_event_data *ctx) {
     int zero = 0;
     struct walk *w = cpu_walks.lookup(&zero);
     if (!w)
         return 0;
     int next = python_part(w);
-    if (next != PROGRAM_END)
+    if (next != PROGRAM_END || may_be_gone_soon(w))
         cpu_programs.call(ctx, next);
     submit(w);
     return 0;
 }
+
+// The end of a walk in a process that may be gone soon.
+int cpu_end(struct bpf_perf_event_data *ctx) {
+    int zero = 0;
+    struct walk *w = cpu_walks.lookup(&zero);
+    if (!w)
+        return 0;
+#ifdef MM_TREE_ROOT
+    tell_codes(w);
+#endif
+    submit(w);
+    return 0;
+}
+#endif

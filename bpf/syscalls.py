@@ -7,6 +7,7 @@ unused trailing bytes are zero. Every function raises OSError with the errno of 
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import os
 import struct
@@ -14,14 +15,21 @@ import struct
 _NR_BPF = 321  # x86-64
 _NR_PERF_EVENT_OPEN = 298
 
+_BPF_MAP_CREATE = 0
 _BPF_MAP_LOOKUP_ELEM = 1
 _BPF_MAP_UPDATE_ELEM = 2
 _BPF_MAP_DELETE_ELEM = 3
 _BPF_MAP_GET_NEXT_KEY = 4
+_BPF_PROG_LOAD = 5
 _BPF_OBJ_GET_INFO_BY_FD = 15
+_BPF_MAP_LOOKUP_BATCH = 24
 _BPF_RAW_TRACEPOINT_OPEN = 17
 _BPF_ENABLE_STATS = 32
 _ATTR_BYTES = 128
+_BATCH = 1024
+
+_LOG_STATS = 4  # errors and totals, not every instruction
+_NAME_BYTES = 15
 
 MAX_HZ = 10_000
 
@@ -35,11 +43,20 @@ _UPROBE_TYPE = "/sys/bus/event_source/devices/uprobe/type"
 _PERF_EVENT_IOC_ENABLE = 0x2400
 _PERF_EVENT_IOC_SET_BPF = 0x40042408
 
+_MAP_INFO = struct.Struct("<6I")  # struct bpf_map_info: type, id, key size, value size, max_entries, flags
 _PROG_INFO_BYTES = 224
 _RUN_TIME_OFFSET = 192  # struct bpf_prog_info.run_time_ns, then run_cnt
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
+
+
+class ProgramRefused(OSError):
+    """The kernel does not take a program; `log` is what the verifier said."""
+
+    def __init__(self, code: int | None, words: str | None, log: str) -> None:
+        super().__init__(code, words)
+        self.log = log
 
 
 def _check(result: int, what: str) -> int:
@@ -53,6 +70,44 @@ def _bpf(command: int, attr: bytes, what: str) -> int:
     buffer = ctypes.create_string_buffer(attr, _ATTR_BYTES)
     number, size = ctypes.c_long(_NR_BPF), ctypes.c_uint(_ATTR_BYTES)
     return _check(_libc.syscall(number, ctypes.c_int(command), buffer, size), what)
+
+
+def map_create(
+    name: str, kind: int, key_size: int, value_size: int, *, max_entries: int, flags: int = 0
+) -> int:
+    """A descriptor of a new map; `kind` is enum bpf_map_type."""
+    short = name.encode()[:_NAME_BYTES]
+    attr = struct.pack("<7I16s", kind, key_size, value_size, max_entries, flags, 0, 0, short)
+    return _bpf(_BPF_MAP_CREATE, attr, f"bpf map {name}")
+
+
+def map_info(fd: int) -> tuple[int, int, int, int, int]:
+    """(type, key size, value size, max_entries, flags) of a map, as map_create takes them."""
+    info = ctypes.create_string_buffer(_MAP_INFO.size)
+    attr = struct.pack("<IIQ", fd, _MAP_INFO.size, ctypes.addressof(info))
+    _bpf(_BPF_OBJ_GET_INFO_BY_FD, attr, "bpf map info")
+    kind, _, key_size, value_size, max_entries, flags = _MAP_INFO.unpack(info.raw)
+    return kind, key_size, value_size, max_entries, flags
+
+
+def program_load(name: str, kind: int, code: bytes, *, log_bytes: int = 0, license: bytes = b"GPL") -> int:
+    """A descriptor of a program that the kernel has verified; `kind` is enum bpf_prog_type.
+
+    The verifier may take long, without the GIL. A refusal is ProgramRefused, with the verifier's words
+    where there is room for them.
+    """
+    instructions = ctypes.create_string_buffer(code, len(code))
+    words = ctypes.create_string_buffer(license)
+    log = ctypes.create_string_buffer(max(log_bytes, 1))
+    attr = struct.pack(
+        "<IIQQIIQII16s", kind, len(code) // 8, ctypes.addressof(instructions), ctypes.addressof(words),
+        _LOG_STATS if log_bytes else 0, log_bytes, ctypes.addressof(log) if log_bytes else 0, 0, 0,
+        name.encode()[:_NAME_BYTES],
+    )  # fmt: skip
+    try:
+        return _bpf(_BPF_PROG_LOAD, attr, f"bpf program {name}")
+    except OSError as error:
+        raise ProgramRefused(error.errno, error.strerror, log.value.decode(errors="replace")) from None
 
 
 def map_lookup(fd: int, key: bytes, value_size: int) -> bytes | None:
@@ -107,6 +162,36 @@ def map_keys(fd: int, key_size: int, limit: int) -> list[bytes]:
         key = following.raw
         keys[key] = None
     return list(keys)
+
+
+def map_values(fd: int, key_size: int, value_size: int, limit: int) -> bytes:
+    """The values of a hash map one after the other, at most `limit` (5.6+).
+
+    An element that is added or removed meanwhile may be left out or come twice.
+    """
+    batch = ctypes.create_string_buffer(8)
+    keys = ctypes.create_string_buffer(key_size * _BATCH)
+    values = ctypes.create_string_buffer(value_size * _BATCH)
+    found: list[bytes] = []
+    count, begun = 0, False
+    while count < limit:
+        attr = struct.pack(
+            "<QQQQIIQQ", ctypes.addressof(batch) if begun else 0, ctypes.addressof(batch),
+            ctypes.addressof(keys), ctypes.addressof(values), _BATCH, fd, 0, 0,
+        )  # fmt: skip
+        buffer = ctypes.create_string_buffer(attr, _ATTR_BYTES)
+        number, size = ctypes.c_long(_NR_BPF), ctypes.c_uint(_ATTR_BYTES)
+        result = _libc.syscall(number, ctypes.c_int(_BPF_MAP_LOOKUP_BATCH), buffer, size)
+        ended = result < 0 and ctypes.get_errno() == errno.ENOENT
+        if not ended:
+            _check(result, "bpf map batch")
+        taken = struct.unpack_from("<I", buffer, 32)[0]
+        found.append(values.raw[: taken * value_size])
+        count += taken
+        begun = True
+        if ended or not taken:
+            break
+    return b"".join(found)
 
 
 def enable_run_time_stats() -> int:

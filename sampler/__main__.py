@@ -3,9 +3,15 @@
 import os
 import sys
 
-from gpuprof.sampler.main import main
+from gpuprof.sampler import memory
 
 if __name__ == "__main__":
+    memory.configure()
+    from gpuprof.sampler import ahead
+
+    ahead.begin(sys.argv[1:])
+    from gpuprof.sampler.main import main
+
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -6,8 +6,8 @@ its cursor lags, and what the history has dropped meanwhile is counted in the cu
 not trusted: frames are small, bad ones are answered by a `failure` frame and the end of the stream.
 
 The stream: MAGIC and `hello` at once. While a `fetch` is answered the subscription waits, so that every
-frame from the second `hello` to `fetched` belongs to the fetch, but for `tree` and `failure`, which carry
-the id of their request.
+frame from the second `hello` to `fetched` belongs to the fetch, but for `tree`, `rates` and `failure`, which
+carry the id of their request.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from gpuprof.snapshots import wire
 from gpuprof.snapshots.errors import FrameError, GpuprofError
 from gpuprof.snapshots.frames import MAGIC, Failure, Fetch, Fetched, Frame, Hello, Query, Subscribe
 from gpuprof.snapshots.history import History
+from gpuprof.snapshots.work_frames import RateQuery
 
 _RECEIVE_BYTES = 32 << 10
 
@@ -124,7 +125,7 @@ class Connection:
                     return reason
 
     async def _handle(self, request: Frame) -> GpuprofError | None:
-        if isinstance(request, Query):
+        if isinstance(request, Query | RateQuery):
             if len(self._requests) >= self._limits.queries:
                 await self._fail(
                     request.id, GpuprofError("too many questions at once", "wait for the answers")
@@ -186,12 +187,16 @@ class Connection:
             with suppress(OSError):
                 await self._fail(request_id, _described(error))
 
-    async def _answer_query(self, request: Query) -> None:
-        bounded = dataclasses.replace(request, max_nodes=max(1, min(request.max_nodes, self._limits.nodes)))
-        packed = await self._loop.run_in_executor(self._pool, self._fold, bounded)
+    async def _answer_query(self, request: Query | RateQuery) -> None:
+        if isinstance(request, Query):
+            nodes = max(1, min(request.max_nodes, self._limits.nodes))
+            request = dataclasses.replace(request, max_nodes=nodes)
+        packed = await self._loop.run_in_executor(self._pool, self._compute, request)
         await self._send_bytes(packed)
 
-    def _fold(self, request: Query) -> bytes:
+    def _compute(self, request: Query | RateQuery) -> bytes:
+        if isinstance(request, RateQuery):
+            return wire.pack(self._history.rates(request))
         return wire.pack(self._history.query(request))
 
     async def _answer_fetch(self, request: Fetch) -> None:

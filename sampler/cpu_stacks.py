@@ -11,24 +11,36 @@ import time
 import traceback
 from collections import deque
 
+import numpy as np
+from numpy.typing import NDArray
+
 from gpuprof.bpf.programs import StackPrograms
 from gpuprof.bpf.records import FAMILY_LAUNCH, Batch
 from gpuprof.sampler.frame_ids import FrameIds
 from gpuprof.sampler.launch_stacks import Launches, LaunchQueue, LaunchStacks, ThreadIds
 from gpuprof.sampler.process_follower import ProcessFollower
-from gpuprof.sampler.stack_resolver import ResolvedBatch, StackResolver
+from gpuprof.sampler.record_threads import RecordThreads
+from gpuprof.sampler.stack_resolver import MergedStack, StackResolver
 from gpuprof.sampler.symbol_store import SymbolStore
 from gpuprof.sampler.unwind_tables import UnwindTables
+from gpuprof.sampler.wait_reader import WaitReader
 from gpuprof.snapshots.errors import GpuprofError
 from gpuprof.snapshots.frames import SourceStatus
 from gpuprof.snapshots.history import History
 from gpuprof.snapshots.tables import Tables
 
 TICK_S = 0.2  # the ring holds more, and fewer ticks cost less
+FIRST_TICK_S = 0.03  # until there is a stack to see
+FIRST_PUBLISH_NS = (
+    100_000_000  # for the busiest processes before sampling; the others follow when they are sampled
+)
+HURRY_S = 0.05  # while there are processes whose names may be gone after a tick
 LOSSES = ("ring_full", "conflicts", "tail_call_failed")  # counters of samples that have no record
 DRAIN_NS = 50_000_000
 TIDY_NS = 10**9
+COUNT_NS = 500_000_000  # the kernel's counters are asked at most this often
 MAX_PENDING_WORDS = 4 << 20  # 32 MB of records that wait to be named; the oldest are dropped
+MAX_FRAME_IDS = 1 << 17  # more than a generation of the tables holds; then they begin anew
 NICE = -10  # of the reader's thread, which takes a per cent or two of one core
 WANTED_FILES = 8192  # each binary and each Python process holds a descriptor
 
@@ -50,6 +62,8 @@ class CpuStacks:
         self._threads = ThreadIds(self._follower)
         self._launch_stacks = LaunchStacks(programs, self._follower, self._resolver)
         self._launches = LaunchQueue()
+        # Idle until the source of waits has it begin.
+        self.waits = WaitReader(history, programs.waits, self._follower, self._resolver, self._threads)
         self._lost_launches = self._kernel_lost_launches = 0
         self._to_follow: deque[int] = deque()
         self._stop = threading.Event()
@@ -57,7 +71,7 @@ class CpuStacks:
         self._state, self._reason, self._hint = "starting", "", ""
         self._samples = self._truncated = self._failures = self._lost = 0
         self._programs_lock = threading.Lock()  # they are closed by the reader and asked by others
-        self._next_tidy_ns = self._drained_ns = 0
+        self._next_tidy_ns = self._drained_ns = self._next_count_ns = 0
         self._pending: deque[Batch] = deque()
         self._pending_words = 0
         self._dropped = 0
@@ -77,8 +91,10 @@ class CpuStacks:
 
     def status(self) -> SourceStatus:
         """State and losses so far."""
+        now_ns = time.monotonic_ns()
         with self._programs_lock:
-            if self._programs.maps:
+            if self._programs.maps and now_ns >= self._next_count_ns:
+                self._next_count_ns = now_ns + COUNT_NS
                 counters = self._programs.counters()
                 self._lost = sum(counters.get(name, 0) for name in LOSSES)
         state, reason = self._state, self._reason
@@ -134,6 +150,11 @@ class CpuStacks:
         )
         return lost, self._launch_stacks.truncated + self._launch_stacks.unknown
 
+    def counters(self) -> dict[str, int]:
+        """Losses and rare events of the kernel side so far; {} once it is closed."""
+        with self._programs_lock:
+            return self._programs.counters() if self._programs.maps else {}
+
     def run_ns(self) -> int | None:
         """Time inside the BPF programs so far, where the kernel counts it."""
         with self._programs_lock:
@@ -142,10 +163,10 @@ class CpuStacks:
     def _run(self) -> None:
         _prefer_this_thread()
         try:
-            self._resolver.prepare()
-            self._follower.publish_running()
+            self._follower.publish_running(FIRST_PUBLISH_NS)
             self._programs.start(self._hz)
             self._state = "ok"
+            self._resolver.prepare()  # while the first samples come in
             while not self._stop.is_set():
                 self._wait()
                 self._tick()
@@ -163,11 +184,14 @@ class CpuStacks:
 
     def _wait(self) -> None:
         """Up to a tick, but answer the kernel side at once: until then a new process has no stacks."""
-        deadline = time.monotonic() + TICK_S
+        began = time.monotonic()
+        deadline = began + (TICK_S if self._samples else FIRST_TICK_S)
         while not self._stop.is_set() and (left := deadline - time.monotonic()) > 0:
             readable, _, _ = select.select([self._programs.message_fd], [], [], left)
             if readable:
                 self._follower.handle(self._programs.messages(), self._drain)
+            if self._follower.hurry_ns > time.monotonic_ns():
+                deadline = min(deadline, began + HURRY_S)
 
     def _tick(self) -> None:
         wanted = list(self._to_follow)
@@ -184,6 +208,7 @@ class CpuStacks:
                 self._pending_words -= len(batch.words)
                 self._consume_safely(batch)
                 self._drain()
+        self.waits.tick(time.monotonic_ns(), self._ids_with_room)
         now_ns = time.monotonic_ns()
         if now_ns >= self._next_tidy_ns:
             self._next_tidy_ns = now_ns + TIDY_NS
@@ -224,50 +249,63 @@ class CpuStacks:
         if batch.family[0] == FAMILY_LAUNCH:
             self._consume_launches(batch)
             return
+        self._make_room()
         resolved = self._resolver.resolve(batch)
         with self._history.lock:
             tables = self._history.tables
-            if tables.full:
-                self._roll()
-                resolved = self._resolver.resolve(batch)
-                tables = self._history.tables
-            stacks = self._intern_stacks(tables, resolved)
-            threads = self._intern_threads(tables, batch, resolved)
+            stacks = self._intern_stacks(tables, resolved.stacks)
+            threads = self._intern_threads(tables, batch, resolved.threads)
             self._history.add_samples(batch.time_ns, batch.cpu, threads, stacks)
         self._samples += len(batch)
         self._truncated += resolved.truncated
 
     def _consume_launches(self, batch: Batch) -> None:
+        self._make_room()
         with self._history.lock:
-            if self._history.tables.full:
-                self._roll()
             found = self._launch_stacks.consume(batch, self._history.tables, self._ids, self._threads)
         self._launches.put(found)
 
-    def _roll(self) -> None:
-        """Begin a new generation, with new frame ids: the old ones may never come again."""
-        self._history.roll_generation()
-        self._ids = FrameIds()
-        self._follower.reset(self._ids)
-        self._resolver.reset(self._ids)
+    def _ids_with_room(self) -> FrameIds:
+        with self._history.lock:
+            self._make_room()
+            return self._ids
 
-    def _intern_stacks(self, tables: Tables, resolved: ResolvedBatch) -> list[int]:
-        ids = []
-        for stack in resolved.stacks:
-            if stack.generation != tables.generation:
-                stack.table_id = tables.stack(self._ids.to_tables(tables, stack.frames))
-                stack.generation = tables.generation
-            ids.append(stack.table_id)
-        return ids
+    def _make_room(self) -> None:
+        """Begin a new generation when the tables are full, with new frame ids: the old ones may never come
+        again.
+        """
+        with self._history.lock:
+            full = self._history.tables.full
+            if full:
+                self._history.roll_generation()
+        if full or len(self._ids) > MAX_FRAME_IDS:
+            self._ids = FrameIds()
+            self._follower.reset(self._ids)
+            self._resolver.reset(self._ids)
 
-    def _intern_threads(self, tables: Tables, batch: Batch, resolved: ResolvedBatch) -> list[int]:
+    def _intern_stacks(self, tables: Tables, stacks: list[MergedStack]) -> list[int]:
+        generation = tables.generation
+        new = {stack: None for stack in stacks if stack.generation != generation}
+        if new:
+            packed = np.frombuffer(b"".join([stack.packed for stack in new]), np.uint32)
+            ids = self._ids.to_tables(tables, packed).tobytes()
+            at = 0
+            for stack in new:
+                end = at + len(stack.packed)
+                stack.table_id = tables.packed_stack(ids[at:end])
+                stack.generation = generation
+                at = end
+        return [stack.table_id for stack in stacks]
+
+    def _intern_threads(self, tables: Tables, batch: Batch, threads: RecordThreads) -> NDArray[np.uint32]:
+        tids, comms = batch.tid[threads.first].tolist(), batch.comm[threads.first].tolist()
         get = self._threads.get
-        return [
+        ids = [
             get(tables, process, tid, comm)
-            for process, tid, comm in zip(
-                resolved.processes, batch.tid.tolist(), batch.comm.tolist(), strict=True
-            )
+            for process, tid, comm in zip(threads.processes, tids, comms, strict=True)
         ]
+        found: NDArray[np.uint32] = np.array(ids, np.uint32)[threads.of_record]
+        return found
 
 
 def _optional(text: str | None) -> list[str]:

@@ -36,8 +36,11 @@ STT_NOTYPE, STT_FUNC, STT_GNU_IFUNC = 0, 2, 10
 MAX_SEGMENTS = 4096
 MAX_SECTIONS = 100_000
 MAX_STRING_SECTION = 16 << 20
-MAX_SYMBOLS = 8 << 20
+MAX_SYMBOLS = 2 << 20  # four times what libtorch_cpu has; the arrays of so many take 200 MB for a moment
 MAX_NOTE_BYTES = 64 << 10
+MAX_NOTE_SEGMENTS = 16
+MAX_DYNAMIC_TABLES = 4  # a file has one
+MAX_SECTION_NAME = 256
 _SYMBOLS_AT_ONCE = 64 << 10  # 1.5 MB: what is read at a time, so that the peak does not grow with the file
 
 SYMBOL = np.dtype(
@@ -225,11 +228,11 @@ class ElfFile:
     @cached_property
     def build_id(self) -> bytes | None:
         """The GNU build id from the notes, usually 20 bytes."""
-        for segment in self.segments:
-            if segment.type == PT_NOTE:
-                found = _find_build_id(self.read(segment.offset, min(segment.file_size, MAX_NOTE_BYTES)))
-                if found is not None:
-                    return found
+        notes = [segment for segment in self.segments if segment.type == PT_NOTE]
+        for segment in notes[:MAX_NOTE_SEGMENTS]:
+            found = _find_build_id(self.read(segment.offset, min(segment.file_size, MAX_NOTE_BYTES)))
+            if found is not None:
+                return found
         return None
 
     def function_symbols(self) -> FunctionSymbols:
@@ -240,13 +243,15 @@ class ElfFile:
         columns: list[
             tuple[NDArray[np.uint64], NDArray[np.uint32], NDArray[np.uint64], NDArray[np.uint8]]
         ] = []
+        left = MAX_SYMBOLS  # of all tables together: a file may claim the same bytes for many
         for section in self.sections:
             if section.type not in (SHT_SYMTAB, SHT_DYNSYM) or section.entry_size != SYMBOL.itemsize:
                 continue
             if section.link >= len(self.sections):
                 continue
             strings = self.sections[section.link]
-            count = min(section.size // SYMBOL.itemsize, MAX_SYMBOLS)
+            count = min(section.size // SYMBOL.itemsize, left)
+            left -= count
             for first in range(0, count, _SYMBOLS_AT_ONCE):
                 size = min(_SYMBOLS_AT_ONCE, count - first) * SYMBOL.itemsize
                 raw = np.frombuffer(self.read(section.offset + first * SYMBOL.itemsize, size), SYMBOL)
@@ -262,9 +267,9 @@ class ElfFile:
     def dynamic_symbols(self, wanted: set[str]) -> dict[str, tuple[int, int]]:
         """(value, size) of the defined symbols of .dynsym with these exact names."""
         found: dict[str, tuple[int, int]] = {}
-        for section in self.sections:
-            if section.type == SHT_DYNSYM and section.entry_size == SYMBOL.itemsize:
-                self._find_symbols(section, wanted, found)
+        tables = [s for s in self.sections if s.type == SHT_DYNSYM and s.entry_size == SYMBOL.itemsize]
+        for section in tables[:MAX_DYNAMIC_TABLES]:
+            self._find_symbols(section, wanted, found)
         return found
 
     def _find_symbols(self, section: Section, wanted: set[str], found: dict[str, tuple[int, int]]) -> None:
@@ -324,8 +329,9 @@ def _functions(
 
 
 def _string(table: bytes, offset: int) -> str:
-    end = table.find(b"\0", offset)
-    return table[offset : end if end >= 0 else None].decode("latin-1") if offset < len(table) else ""
+    limit = min(offset + MAX_SECTION_NAME, len(table))
+    end = table.find(b"\0", offset, limit)
+    return table[offset : end if end >= 0 else limit].decode("latin-1")
 
 
 def _find_build_id(notes: bytes) -> bytes | None:

@@ -12,11 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuprof.sampler.gpu_coverage import COMMUNICATION, COPY, KERNEL
+from gpuprof.sampler.gpu_delay import LaunchDelay, delays
 from gpuprof.sampler.gpu_names import GPU_BINARY
 from gpuprof.sampler.gpu_ring import DEVICES
 from gpuprof.sampler.gpu_session import GpuSession, Work
+from gpuprof.sampler.gpu_waits import WaitLeaves, add_waits
 from gpuprof.sampler.launch_stacks import Launches
-from gpuprof.snapshots.gpu_records import JoinCounts, Joined, LeafStacks, RecordJoin, valid
+from gpuprof.snapshots.gpu_records import LEFT_OUT, JoinCounts, Joined, LeafStacks, RecordJoin, valid
 from gpuprof.snapshots.history import History
 from gpuprof.snapshots.join import LaunchTable
 from gpuprof.snapshots.tables import Tables
@@ -26,7 +29,7 @@ MAX_HELD = 1 << 15  # per process and attach epoch
 ACTIVE_NS = 10 * 10**9  # a device without work for longer is no longer covered by it
 ROLL_AFTER_NS = 2 * 10**9  # full tables that the stack reader has not replaced by then are replaced here
 
-Interval = tuple[str, NDArray[Any], NDArray[Any], bool]  # device, starts, ends, kernels (or copies)
+Interval = tuple[str, NDArray[Any], NDArray[Any], int]  # device, starts, ends, kind as gpu_coverage has it
 
 
 class WorkJoin:
@@ -35,8 +38,11 @@ class WorkJoin:
     def __init__(self, history: History) -> None:
         self._history = history
         self._join = RecordJoin(LaunchTable(), hold_ns=HOLD_NS, max_held=MAX_HELD)
+        self._waits = RecordJoin(self._join.launches, hold_ns=HOLD_NS, max_held=MAX_HELD)
+        self.delay = LaunchDelay(history)
         self._tables = history.tables  # what the launches' ids refer to
         self._leaf_ids: dict[tuple[int, int], _LeafIds] = {}
+        self._wait_leaves: dict[tuple[int, int], WaitLeaves] = {}
         self._leaf_stacks = LeafStacks(history.tables)
         self._active: dict[str, int] = {}
         self._known_uuids: dict[str, str] = {}
@@ -47,6 +53,11 @@ class WorkJoin:
     def counts(self) -> JoinCounts:
         """What became of the records so far."""
         return self._join.counts
+
+    @property
+    def wait_counts(self) -> JoinCounts:
+        """The same of the waits."""
+        return self._waits.counts
 
     def add_launches(self, launches: Sequence[Launches]) -> None:
         """Take launches from the stack reader."""
@@ -72,22 +83,29 @@ class WorkJoin:
             self._join.launches.carry_over(self._tables.view(), self._history.tables)
             self._tables = self._history.tables
             self._leaf_ids.clear()
+            self._wait_leaves.clear()
             self._leaf_stacks = LeafStacks(self._tables)
 
     def add_work(self, session: GpuSession, work: Sequence[Work], now_ns: int) -> list[Interval]:
-        """Join what a session read, and what waits of it; the valid intervals by device."""
+        """Join what a session read (`work`, and session.waits), and what is held of it.
+
+        Returns the valid intervals by device.
+        """
         intervals: list[Interval] = []
+        waits, session.waits = session.waits, []
         by_epoch: dict[int, list[Work]] = {epoch: [] for epoch in session.epochs}
         for part in work:
             by_epoch.setdefault(part[0], []).append(part)
             intervals += self._intervals(session, part, now_ns)
-        if not work and not self._join.held:
+        if not work and not waits and not self._join.held and not self._waits.held:
             return intervals
         with self._history.lock:
             self._follow_tables()
             for epoch, parts in by_epoch.items():
                 for _, columns in parts or [(epoch, _NOTHING)]:
                     self._add(session, self._join.take(session.key, epoch, columns, now_ns))
+            for epoch, columns in [*((epoch, _NO_WAITS) for epoch in session.epochs), *waits]:
+                self._add_waits(session, self._waits.take(session.key, epoch, columns, now_ns))
         return intervals
 
     def end(self, session: GpuSession) -> None:
@@ -98,8 +116,12 @@ class WorkJoin:
                 joined = self._join.flush(session.key, epoch)
                 if joined is not None:
                     self._add(session, joined)
+                joined = self._waits.flush(session.key, epoch)
+                if joined is not None:
+                    self._add_waits(session, joined)
             self._join.launches.forget(session.key)
             self._leaf_ids.pop(session.key, None)
+            self._wait_leaves.pop(session.key, None)
 
     def active_gpus(self) -> list[str]:
         """Devices that had work lately."""
@@ -108,6 +130,7 @@ class WorkJoin:
     def tidy(self, now_ns: int) -> None:
         """Let go of what is too old; call it about once a second."""
         self._join.launches.expire(now_ns)
+        self.delay.write(now_ns)
         self._active = {gpu: last for gpu, last in self._active.items() if now_ns - last < ACTIVE_NS}
         gpus = self._history.gpus
         # NVML names MIG instances "MIG-<uuid>", CUDA gives the same 16 bytes without the word.
@@ -135,6 +158,9 @@ class WorkJoin:
         thread = launch.thread
         if not launch.found.all():
             thread = np.where(thread < 0, _unknown_thread(tables, session), thread)
+        # A launch that was not seen though it should have been stands for itself.
+        weight = np.where(launch.weight > 0, launch.weight, np.where(launch.stack == LEFT_OUT, 0.0, 1.0))
+        self._note_delay(session, joined)
         self._history.add_gpu_work(
             start_ns=columns["start_ns"],
             end_ns=columns["end_ns"],
@@ -142,7 +168,26 @@ class WorkJoin:
             stream=columns["stream"],
             thread=thread,
             stack=stack,
+            weight=weight,
         )
+
+    def _add_waits(self, session: GpuSession, joined: Joined) -> None:
+        if not len(joined):
+            return
+        leaves = self._wait_leaves.setdefault(session.key, WaitLeaves())
+        tables = self._history.tables
+        unknown = _unknown_thread(tables, session)
+        add_waits(self._history, joined, leaves.frames(tables, session.names), self._leaf_stacks, unknown)
+
+    def _note_delay(self, session: GpuSession, joined: Joined) -> None:
+        columns = joined.columns
+        mask = columns["single"] & (columns["launch_ns"] > 0)
+        delay, devices = delays(columns["start_ns"], columns["launch_ns"]), columns["device"]
+        alike = int(devices.min()) == int(devices.max())
+        for ordinal in [int(devices[0])] if alike else np.unique(devices).tolist():
+            gpu = self.uuid(session, ordinal) if ordinal < DEVICES else None
+            if gpu is not None:
+                self.delay.add(gpu, session.pid, delay, mask if alike else mask & (devices == ordinal))
 
     def _gpu_ids(self, tables: Tables, session: GpuSession) -> NDArray[np.uint32]:
         names = [self.uuid(session, ordinal) for ordinal in range(DEVICES)]
@@ -159,12 +204,14 @@ class WorkJoin:
         columns = part[1]
         good = valid(columns["start_ns"], columns["end_ns"], now_ns)
         devices = columns["device"]
-        if good.all() and columns["kernel"].all() and int(devices.min()) == int(devices.max()):
+        communication = session.names.communication(columns["leaf"])
+        plain = communication is None and bool(columns["kernel"].all())
+        if good.all() and plain and int(devices.min()) == int(devices.max()):
             gpu = self.uuid(session, int(devices[0])) if devices[0] < DEVICES else None
             if gpu is None:
                 return []
             self._active[gpu] = now_ns
-            return [(gpu, columns["start_ns"], columns["end_ns"], True)]
+            return [(gpu, columns["start_ns"], columns["end_ns"], KERNEL)]
         found: list[Interval] = []
         for device in np.unique(devices).tolist():
             gpu = self.uuid(session, device) if device < DEVICES else None
@@ -172,10 +219,12 @@ class WorkJoin:
                 continue
             self._active[gpu] = now_ns
             here = good & (devices == device)
-            for kernel in (True, False):
-                mask = here & (columns["kernel"] == kernel)
+            kinds = [(KERNEL, here & columns["kernel"]), (COPY, here & ~columns["kernel"])]
+            if communication is not None:
+                kinds.append((COMMUNICATION, here & communication))
+            for kind, mask in kinds:
                 if mask.any():
-                    found.append((gpu, columns["start_ns"][mask], columns["end_ns"][mask], kernel))
+                    found.append((gpu, columns["start_ns"][mask], columns["end_ns"][mask], kind))
         return found
 
 
@@ -208,4 +257,14 @@ _NOTHING: dict[str, NDArray[Any]] = {
     "stream": np.zeros(0, np.uint32),
     "leaf": np.zeros(0, np.uint32),
     "kernel": np.zeros(0, np.bool_),
+    "left_out": np.zeros(0, np.bool_),
+    "single": np.zeros(0, np.bool_),
+    "launch_ns": np.zeros(0, np.uint64),
+}
+_NO_WAITS: dict[str, NDArray[Any]] = {
+    "correlation": np.zeros(0, np.uint32),
+    "start_ns": np.zeros(0, np.uint64),
+    "end_ns": np.zeros(0, np.uint64),
+    "weight": np.zeros(0, np.float32),
+    "leaf": np.zeros(0, np.uint32),
 }

@@ -15,10 +15,13 @@ from numpy.typing import NDArray
 from gpuprof.sampler.kernel_label import kernel_label
 from gpuprof.snapshots.frames import FrameKind
 
-MAX_NAMES = 8192  # as names.h of the library
+MAX_NAMES = 8192  # as names.h of the library; this id itself stands for all names after them
 MAX_NAME_BYTES = 4096
 MAX_PARTIAL = 64  # names of which some parts are missing
+MAX_CALLS = 256  # distinct API calls that wait
 GPU_BINARY = "[gpu]"
+WAIT_BINARY = "[cuda]"
+COMMUNICATION = ("nccl", "nvshmem", "rccl")  # kernels of such names wait for other devices
 
 Leaf = tuple[str, FrameKind]
 COPIES = ("memcpy", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP")
@@ -27,17 +30,24 @@ COPY_LEAVES: tuple[Leaf, ...] = tuple(
 )
 MEMSET_LEAF: Leaf = ("memset", FrameKind.GPU_COPY)
 NAMELESS: Leaf = ("[kernel without a name]", FrameKind.GPU_KERNEL)
-_FIXED: tuple[Leaf, ...] = (NAMELESS, MEMSET_LEAF, *COPY_LEAVES)
-MEMSET_INDEX, FIRST_COPY_INDEX = 1, 2
+OTHER_KERNELS: Leaf = ("[other kernels]", FrameKind.GPU_KERNEL)  # the tail of a process with very many names
+_FIXED: tuple[Leaf, ...] = (NAMELESS, MEMSET_LEAF, OTHER_KERNELS, *COPY_LEAVES)
+MEMSET_INDEX, OTHER_INDEX, FIRST_COPY_INDEX = 1, 2, 3
 
 
 class NameTable:
-    """Leaves of the GPU's tree for one process: `leaves[index]` is (name, kind). Not thread-safe."""
+    """Leaves of the GPU's tree for one process: `leaves[index]` is (name, kind); and the API calls that
+    waited, `calls[index]`, whose names come in the same way. Not thread-safe.
+    """
 
     def __init__(self) -> None:
         self.leaves: list[Leaf] = list(_FIXED)
-        self._index = np.zeros(MAX_NAMES, np.uint32)  # leaf by id; 0 is NAMELESS
+        self.calls: list[str] = ["[call without a name]"]
+        self._index = np.zeros(MAX_NAMES + 1, np.uint32)  # leaf by id; 0 is NAMELESS
+        self._index[MAX_NAMES] = OTHER_INDEX
         self._by_name: dict[str, int] = {}
+        self._call: dict[int, int] = {}  # index in `calls` by id
+        self._communication: list[int] = []  # indices in `leaves`
         self._partial: dict[int, bytearray] = {}
 
     def add(self, parts: NDArray[Any]) -> int:
@@ -71,17 +81,44 @@ class NameTable:
         index = self._by_name.get(name)
         if index is None:
             index = self._by_name[name] = len(self.leaves)
-            self.leaves.append((name, FrameKind.GPU_KERNEL))
+            kind = kernel_kind(name)
+            if kind == FrameKind.GPU_COMM:
+                self._communication.append(index)
+            self.leaves.append((name, kind))
         self._index[number] = index
 
     def kernels(self, ids: NDArray[np.uint32]) -> NDArray[np.uint32]:
         """Index in `leaves` of each kernel's name id."""
-        if len(ids) and ids.max() >= MAX_NAMES:
-            ids = np.where(ids < MAX_NAMES, ids, 0)
+        if len(ids) and ids.max() > MAX_NAMES:
+            ids = np.where(ids <= MAX_NAMES, ids, 0)
         return self._index[ids]
+
+    def communication(self, leaves: NDArray[np.uint32]) -> NDArray[np.bool_] | None:
+        """Which of these leaves communicate; None where the process has no such kernel."""
+        return np.isin(leaves, self._communication) if self._communication else None
+
+    def call_index(self, ids: NDArray[np.uint32]) -> NDArray[np.uint32]:
+        """Index in `calls` of the name of each API call."""
+        known, place = np.unique(ids, return_inverse=True)
+        return np.array([self._call_of(number) for number in known.tolist()], np.uint32)[place.reshape(-1)]
+
+    def _call_of(self, number: int) -> int:
+        found = self._call.get(number)
+        if found is None:
+            index = int(self._index[number]) if number < MAX_NAMES else 0
+            if not index or len(self.calls) >= MAX_CALLS:
+                return 0  # its name is not there, or not yet
+            found = self._call[number] = len(self.calls)
+            self.calls.append(self.leaves[index][0])
+        return found
 
     @staticmethod
     def copies(kinds: NDArray[np.uint8]) -> NDArray[np.uint32]:
         """Index in `leaves` of each CUpti_ActivityMemcpyKind."""
         kinds = np.where(kinds < len(COPIES), kinds, 0)
         return kinds.astype(np.uint32) + np.uint32(FIRST_COPY_INDEX)
+
+
+def kernel_kind(name: str) -> FrameKind:
+    """Whether a kernel computes, or communicates with other devices."""
+    return FrameKind.GPU_COMM if name.startswith(COMMUNICATION) else FrameKind.GPU_KERNEL

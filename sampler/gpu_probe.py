@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from gpuprof.sampler.elf import ElfError, ElfFile
 from gpuprof.sampler.maps import map_file_path, open_mapping, read_maps
-from gpuprof.sampler.process_stacks import INJECTION_LIBRARY
+from gpuprof.sampler.process_stacks import INJECTION_LIBRARY, INJECTION_NAMES
 from gpuprof.snapshots.errors import EXIT_UNAVAILABLE, GpuprofError
 
 FUNCTION = "gpuprof_launch"
@@ -30,7 +30,7 @@ class ProbeSite:
 def find_probe(pid: int) -> ProbeSite:
     """The launch probe of a process. GpuprofError with what is missing."""
     for mapping in read_maps(pid):
-        if mapping.name != INJECTION_LIBRARY or mapping.kind != "file":
+        if mapping.name not in INJECTION_NAMES or mapping.kind not in {"file", "memfd"}:
             continue
         try:
             with ElfFile(open_mapping(pid, mapping)) as elf:

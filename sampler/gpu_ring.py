@@ -26,7 +26,7 @@ from gpuprof.snapshots.names import clean
 
 NAME = "/memfd:gpuprof-ring"
 MAGIC = 0x31474E4946525047
-VERSION = 1
+VERSION = 2
 HEADER_BYTES = 8192
 SLOT_BYTES = 64
 SLOTS = 1 << 17
@@ -42,16 +42,19 @@ _MESSAGE_AT = _UUIDS_AT + 16 * DEVICES
 _LIBRARY_AT = _MESSAGE_AT + TEXT
 _HEAD_AT = 1152
 _TAIL_AT = 1216
+_BUDGET_AT = 1224  # u32, this side's
+_COSTS = struct.Struct("<QQQQQIIQQQ")
+_COSTS_AT = 1280
 
-STATES = ("waiting", "recording", "detaching", "refused", "ended")
+STATES = ("waiting", "recording", "detaching", "refused", "ended", "paused")
 
-KERNEL, MEMCPY, MEMSET, NAME_PART, CLOCK = 1, 2, 3, 4, 5
+KERNEL, MEMCPY, MEMSET, NAME_PART, CLOCK, WAIT, SPAN = 1, 2, 3, 4, 5, 6, 7
 
 WORK = np.dtype(
     [
         ("kind", "u1"), ("flags", "u1"), ("device", "<u2"), ("epoch", "<u4"), ("start", "<u8"),
         ("end", "<u8"), ("correlation", "<u4"), ("stream", "<u4"), ("context", "<u4"), ("name", "<u4"),
-        ("bytes", "<u8"), ("graph", "<u4"), ("reserved", "<u4", (3,)),
+        ("bytes", "<u8"), ("graph", "<u4"), ("no_stack", "<u4"), ("enter", "<u8"),
     ]
 )  # fmt: skip
 NAMES = np.dtype(
@@ -64,6 +67,19 @@ CLOCKS = np.dtype(
     [
         ("kind", "u1"), ("flags", "u1"), ("reserved", "<u2"), ("epoch", "<u4"), ("cupti_ns", "<u8"),
         ("mono_ns", "<u8"), ("width_ns", "<u8"), ("rest", "V32"),
+    ]
+)  # fmt: skip
+WAITS = np.dtype(
+    [
+        ("kind", "u1"), ("flags", "u1"), ("reserved", "<u2"), ("epoch", "<u4"), ("start_ns", "<u8"),
+        ("end_ns", "<u8"), ("correlation", "<u4"), ("stream", "<u4"), ("thread", "<u4"), ("name", "<u4"),
+        ("weight", "<f4"), ("rest", "V20"),
+    ]
+)  # fmt: skip
+SPANS = np.dtype(
+    [
+        ("kind", "u1"), ("flags", "u1"), ("reserved", "<u2"), ("epoch", "<u4"), ("start_ns", "<u8"),
+        ("end_ns", "<u8"), ("rest", "V40"),
     ]
 )  # fmt: skip
 
@@ -85,6 +101,17 @@ class RingFacts:
     ]  # by the process's own device ordinal, as NVML writes them: GPU-xxxxxxxx-xxxx-...
     message: str
     library: str
+    callback_ns: int = 0  # of the launching threads, in the library's callback
+    cost_ns: int = 0  # of the launching threads, what recording has cost while the device waited
+    stacks: int = 0  # launches that had their stack taken
+    waits: int = 0
+    wait_ns: int = 0
+    recording_since_ns: int = 0  # 0: it does not record
+    launches_per_stack: int = 1  # now: one launch of so many has its stack taken
+    wait_threshold_ns: int = 0  # now: shorter waits are kept by chance
+    pauses: int = 0
+    judged: int = 0  # launches of which it is known whether the device was behind with its work
+    behind: int = 0  # of them, those where it was
 
 
 class GpuRing:
@@ -110,8 +137,11 @@ class GpuRing:
         self._owned = False
         self.overruns = 0
 
-    def lock(self) -> bool:
-        """Tell the process that a sampler listens. False when another sampler does already."""
+    def lock(self, budget_ppm: int = 0) -> bool:
+        """Tell the process that a sampler listens. False when another sampler does already.
+
+        `budget_ppm`: what share of its launching threads' time recording may take, in millionths; 0: any.
+        """
         request = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
         try:
             fcntl.fcntl(self._fd, _F_OFD_SETLK, request)
@@ -122,6 +152,7 @@ class GpuRing:
             self._tail = int(self._words[_HEAD_AT // 8])
             self._owned = True
         self._words[_TAIL_AT // 8] = self._tail
+        struct.pack_into("<I", self._map, _BUDGET_AT, budget_ppm)  # it looks for the lock 50 ms apart
         return True
 
     def facts(self) -> RingFacts:
@@ -143,14 +174,17 @@ class GpuRing:
             records,
             dropped,
             cupti_dropped,
-            _,
+            callback_ns,
         ) = _FACTS.unpack_from(self._map, 0)
         raw = self._map[_UUIDS_AT : _UUIDS_AT + 16 * DEVICES]
         uuids = tuple(_uuid(raw[16 * i : 16 * i + 16]) for i in range(min(devices, DEVICES)))
         known = STATES[state] if state < len(STATES) else "unknown"
+        costs = _COSTS.unpack_from(self._map, _COSTS_AT)
+        stacks, cost_ns, waits, wait_ns, since_ns, per_stack, threshold_ns, pauses, judged, behind = costs
         return RingFacts(
             pid, epoch, known, version, launches, records, dropped, cupti_dropped, uuids,
-            self._text(_MESSAGE_AT), self._text(_LIBRARY_AT),
+            self._text(_MESSAGE_AT), self._text(_LIBRARY_AT), callback_ns, cost_ns, stacks, waits, wait_ns,
+            since_ns, max(per_stack, 1), threshold_ns, pauses, judged, behind,
         )  # fmt: skip
 
     def _text(self, at: int) -> str:

@@ -27,16 +27,23 @@ from gpuprof.sampler.gpu_ring import (
     MEMSET,
     NAME_PART,
     NAMES,
+    SPAN,
+    SPANS,
+    WAIT,
+    WAITS,
     GpuRing,
     RingFacts,
 )
+from gpuprof.sampler.gpu_waits import decode_waits
 from gpuprof.snapshots.errors import GpuprofError
+from gpuprof.snapshots.gaps import Spans, union
 
 SLOTS_AT_ONCE = 8192
 BUDGET_NS = 15_000_000  # of one read: a ring that never becomes empty must not keep the others waiting
 PAUSE_NS = 1_000_000_000  # for a ring of which most is nonsense
 MAX_EPOCHS = 4  # in one chunk
 EPOCH_NS = 5 * 10**9  # after its last record an epoch is forgotten
+MAX_SPANS = 64  # that are over and not yet taken
 MAX_LOST = 1 << 40  # larger counts in a header are not counts
 
 Columns = dict[str, NDArray[Any]]
@@ -46,8 +53,11 @@ Work = tuple[int, Columns]  # attach epoch; columns of equal length, see `decode
 class GpuSession:
     """Holds the ring of one process from its discovery to its end. Not thread-safe."""
 
-    def __init__(self, found: FoundRing) -> None:
-        """Map the ring of `found`, which this takes over. GpuprofError when it is not a sound ring."""
+    def __init__(self, found: FoundRing, *, budget_ppm: int = 0) -> None:
+        """Map the ring of `found`, which this takes over. GpuprofError when it is not a sound ring.
+
+        `budget_ppm`: the share of the launching threads' time that recording may take, in millionths; 0: any.
+        """
         self.process = found.process
         self.key = (found.process.pid, found.process.start_ns)
         self.identity = found.identity
@@ -62,6 +72,9 @@ class GpuSession:
         self.began_ns = time.monotonic_ns()  # when we began to listen
         self.uuids: list[str | None] = [None] * DEVICES  # by the process's own ordinal
         self.epochs: dict[int, int] = {}  # attach epoch: time of its last records
+        self.waits: list[Work] = []  # that came with the last `read`; see gpu_waits.decode_waits
+        self.spans: list[tuple[int, int]] = []  # recorded (start_ns, end_ns), over
+        self._budget_ppm = budget_ppm
         self._found = found
         self._resume_ns = 0
         try:
@@ -85,7 +98,7 @@ class GpuSession:
 
     def lock(self) -> bool:
         """Begin to listen: the process records from now on. False when another sampler listens already."""
-        self.locked = self._ring.lock()
+        self.locked = self._ring.lock(self._budget_ppm)
         self.began_ns = time.monotonic_ns()
         return self.locked
 
@@ -110,6 +123,19 @@ class GpuSession:
         return self.locked and self.ended_ns is None and self.facts.state == "recording"
 
     @property
+    def paused(self) -> bool:
+        """Whether it does not record for a moment, so as to stay within the budget."""
+        return self.locked and self.ended_ns is None and self.facts.state == "paused"
+
+    def recorded(self, since_ns: int, now_ns: int) -> Spans:
+        """When, of [since_ns, now_ns), it was recorded; spans that are over earlier are forgotten."""
+        self.spans = [span for span in self.spans if span[1] > since_ns]
+        spans = list(self.spans)
+        if self.recording:  # 0: a library that does not say when it began
+            spans.append((max(self.facts.recording_since_ns, self.began_ns), now_ns))
+        return union([start for start, _ in spans], [end for _, end in spans]).clipped(since_ns, now_ns)
+
+    @property
     def lost(self) -> int:
         """Records that were lost since we listen, as the process counts them, and by its overruns."""
         now, then = self.facts, self._first
@@ -119,6 +145,7 @@ class GpuSession:
     def read(self, now_ns: int) -> list[Work]:
         """What came since the last call, as far as the budget goes."""
         work: list[Work] = []
+        self.waits = []
         if now_ns < self._resume_ns:
             return work
         began_ns, slots_read, invalid_before = time.perf_counter_ns(), 0, self.invalid
@@ -138,18 +165,25 @@ class GpuSession:
         """Slots (dtype gpu_ring.WORK) as columns by attach epoch.
 
         The columns: correlation u32; start_ns, end_ns u64 (monotonic; 0 where they cannot be true); device
-        u16, less than DEVICES or DEVICES; stream u32; leaf u32, an index into names.leaves; kernel bool.
+        u16, less than DEVICES or DEVICES; stream u32; leaf u32, an index into names.leaves; kernel bool;
+        left_out bool: the stack of its launch was not taken; single bool: a kernel that was launched by
+        itself, not as part of a graph; launch_ns u64, the enter of its launch (monotonic; 0: not known).
+        Waits are appended to `waits`, spans to `spans`.
         """
         kind = slots["kind"]
         is_work = (kind >= KERNEL) & (kind <= MEMSET)
         count = int(np.count_nonzero(is_work))
         if count < len(slots):
-            names, clocks = slots[kind == NAME_PART], slots[kind == CLOCK]
-            self.invalid += len(slots) - count - len(names) - len(clocks)
+            names, clocks, waits, spans = (slots[kind == wanted] for wanted in (NAME_PART, CLOCK, WAIT, SPAN))
+            self.invalid += len(slots) - count - len(names) - len(clocks) - len(waits) - len(spans)
             if len(names):
                 self.invalid += self.names.add(names.view(NAMES))
             if len(clocks):
                 self.invalid += self.clock.add(clocks.view(CLOCKS), now_ns)
+            if len(waits):
+                self._take_waits(waits.view(WAITS), now_ns)
+            if len(spans):
+                self._take_spans(spans.view(SPANS), now_ns)
             slots = slots[is_work]
             kind = slots["kind"]
         if not count:
@@ -167,10 +201,28 @@ class GpuSession:
             "stream": slots["stream"],
             "leaf": leaf,
             "kernel": kernel,
+            "left_out": slots["no_stack"] == 1,
+            "single": kernel & (slots["graph"] == 0),
+            "launch_ns": slots["enter"],
         }
         # What ran before we listened belongs to nobody: its launches were not seen. It is no fault either.
         ours = (start == 0) | (start + np.uint64(TOLERANCE_NS) >= self.began_ns)
         return self._by_epoch(slots["epoch"], columns, ours, now_ns)
+
+    def _take_waits(self, slots: NDArray[Any], now_ns: int) -> None:
+        columns, invalid = decode_waits(slots, self.names)
+        self.invalid += invalid
+        ours = columns["start_ns"] + np.uint64(TOLERANCE_NS) >= self.began_ns
+        if len(columns["start_ns"]):
+            self.waits += self._by_epoch(columns.pop("epoch"), columns, ours, now_ns)
+
+    def _take_spans(self, slots: NDArray[Any], now_ns: int) -> None:
+        for start_ns, end_ns in slots[["start_ns", "end_ns"]][-MAX_SPANS:].tolist():
+            if 0 < start_ns <= end_ns <= now_ns + TOLERANCE_NS:
+                self.spans.append((max(start_ns, self.began_ns), end_ns))
+            else:
+                self.invalid += 1
+        del self.spans[:-MAX_SPANS]
 
     def _by_epoch(
         self, epoch: NDArray[np.uint32], columns: Columns, keep: NDArray[np.bool_], now_ns: int

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 
+from gpuprof.sampler.gpu_budget import Costs
 from gpuprof.sampler.gpu_coverage import Coverage
 from gpuprof.sampler.gpu_discovery import Discovery, FoundRing
 from gpuprof.sampler.gpu_join import WorkJoin
@@ -20,6 +21,7 @@ from gpuprof.sampler.gpu_work_status import describe_state
 from gpuprof.sampler.launch_source import LaunchSource
 from gpuprof.snapshots.errors import GpuprofError
 from gpuprof.snapshots.frames import SourceStatus
+from gpuprof.snapshots.gaps import Spans
 from gpuprof.snapshots.history import History
 
 TICK_S = 0.1
@@ -31,6 +33,7 @@ MAX_SESSIONS = 64  # each ring may take 8 MB of memory
 GRACE_NS = 1_500_000_000  # after a process's end: its last launches are still on their way
 PROBE_RETRY_NS = 5 * 10**9
 LATELY_NS = 10 * 10**9  # a loss is a reason to be degraded for so long; the counts stay
+RECORDED_NS = 4 * 10**9  # so far back what was recorded is told
 TABLES_NS = 10**9  # the longest wait for the unwind tables of a process before it is listened to
 
 
@@ -39,7 +42,8 @@ class GpuWork:
 
     `gpu_pids`: by device UUID the processes that NVML lists there now; None without NVML. `launches`: the
     source of launch stacks; None as long as, or when, there is none. `stacks_start`: whether there will be
-    one in a moment.
+    one in a moment. `budget_ppm`: the share of a process's launching threads that recording may take, in
+    millionths; 0: any.
     """
 
     def __init__(
@@ -48,14 +52,18 @@ class GpuWork:
         gpu_pids: Callable[[], Mapping[str, Collection[int]] | None],
         launches: Callable[[], LaunchSource | None],
         stacks_start: Callable[[], bool] = lambda: False,
+        *,
+        budget_ppm: int = 0,
     ) -> None:
         self._history = history
         self._gpu_pids = gpu_pids
         self._launch_source = launches
         self._stacks_start = stacks_start
+        self._budget_ppm = budget_ppm
         self._discovery = Discovery()
         self._join = WorkJoin(history)
         self._coverage = Coverage(history, time.monotonic_ns())
+        self._costs = Costs(history, budget_ppm)
         self._sessions: list[GpuSession] = []
         self._listed: Mapping[str, Collection[int]] | None = None
         self._lost_before: dict[int, int] = {}
@@ -137,8 +145,8 @@ class GpuWork:
 
     def _add(self, session: GpuSession, parts: list[Work], now_ns: int) -> None:
         try:
-            for gpu, start, end, kernel in self._join.add_work(session, parts, now_ns):
-                self._coverage.add(gpu, start, end, kernel=kernel)
+            for gpu, start, end, kind in self._join.add_work(session, parts, now_ns):
+                self._coverage.add(gpu, start, end, kind=kind)
         except (ValueError, IndexError, KeyError, OverflowError, GpuprofError):
             # What cannot be understood in spite of all checks is counted and left out; the others go on.
             if not self._ended_invalid:
@@ -160,8 +168,9 @@ class GpuWork:
             if session.locked:
                 self._probe(session, source, now_ns)
         if self._listed is not None:
-            self._coverage.write_observed(now_ns, self._listed, self._well_recording())
+            self._coverage.write_observed(now_ns, self._listed, self._well_recorded(now_ns))
         self._join.tidy(now_ns)
+        self._costs.write(now_ns, self._sessions)
         if source is not None:
             with suppress(OSError):
                 self._launch_losses = source.launch_losses()
@@ -193,7 +202,7 @@ class GpuWork:
             found.close()
             return
         try:
-            session = GpuSession(found)
+            session = GpuSession(found, budget_ppm=self._budget_ppm)
         except GpuprofError as error:
             self._discovery.refused[found.process.pid] = error.message
             return
@@ -250,19 +259,20 @@ class GpuWork:
     def _covered(self) -> set[str]:
         """Devices of which something is recorded."""
         gpus = set(self._join.active_gpus())
-        recording = {session.pid for session in self._sessions if session.recording}
+        recording = {session.pid for session in self._sessions if session.recording or session.paused}
         for gpu, pids in (self._listed or {}).items():
             if not recording.isdisjoint(pids):
                 gpus.add(gpu)
         return gpus
 
-    def _well_recording(self) -> set[int]:
-        """Processes that record, and lost nothing since the last call."""
-        well = set()
+    def _well_recorded(self, now_ns: int) -> dict[int, Spans]:
+        """When each process recorded lately; without those that lost something since the last call."""
+        well = {}
         for session in self._sessions:
             before, self._lost_before[session.pid] = self._lost_before.get(session.pid, 0), session.lost
-            if session.recording and session.lost == before:
-                well.add(session.pid)
+            spans = session.recorded(now_ns - RECORDED_NS, now_ns)
+            if session.lost == before and (session.paused or len(spans)):
+                well[session.pid] = spans
         return well
 
     def _set_status(self) -> None:
@@ -279,6 +289,7 @@ class GpuWork:
             lately,
             self._failure,
             recorded=counts.valid > 0,
+            budget=self._costs.words(self._sessions),
         )
         self._status = SourceStatus(
             name="gpu", state=state, reason=reason, hint=hint,

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from gpuprof.sampler.gpu_session import GpuSession
 
-RUN_HINT = "start the workload with: gpuprof-tui run -- CMD"
+RUN_HINT = "start the workload with: gpuprof-tui run -- CMD, or: sudo gpuprof-tui attach PID"
 MAX_NAMED = 6
 
 
@@ -18,10 +18,12 @@ def describe_state(
     failure: str,
     *,
     recorded: bool = False,
+    budget: str = "",
 ) -> tuple[str, str, str]:
     """(state, reason, hint).
 
-    `listed`: processes by device, as NVML lists them; `recorded`: there was work.
+    `listed`: processes by device, as NVML lists them; `recorded`: there was work; `budget`: what the overhead
+    budget has led to, in words.
     """
     if failure:
         return "failed", failure, "please report it"
@@ -37,7 +39,9 @@ def describe_state(
         return "off", "no process has the injection library", RUN_HINT
     problems = [f"pid {pid}: {why}" for pid, why in sorted(refused.items())[:MAX_NAMED]]
     for session in alive[:MAX_NAMED]:
-        if session.facts.message and not session.recording:
+        if session.paused:
+            pass  # as asked for: no fault
+        elif session.facts.message and not session.recording:
             problems.append(f"pid {session.pid} does not record: {session.facts.message}")
         elif session.facts.message:
             problems.append(f"pid {session.pid}: {session.facts.message}")
@@ -48,8 +52,9 @@ def describe_state(
     if lost_launches:
         problems.append(f"{lost_launches:,} launches lost")
     if problems:
+        problems += [budget] if budget else []
         return "degraded", "; ".join(problems), RUN_HINT if missing else ""
-    return "ok", placement(alive), ""
+    return "ok", "; ".join(words for words in (budget, placement(alive)) if words), ""
 
 
 def placement(sessions: Sequence[GpuSession]) -> str:

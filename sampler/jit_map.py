@@ -22,8 +22,10 @@ from numpy.typing import NDArray
 from gpuprof.snapshots.names import clean
 
 MAX_MAP_BYTES = 64 << 20
-MAX_ENTRIES = 1 << 20
-REREAD_NS = 10**9
+MAX_ENTRIES = 1 << 18  # the latest ones; so many take half a second and 60 MB for a moment
+REREAD_NS = 100_000_000
+_REST = 50  # times as long as reading took
+_CHUNK = 64 << 10
 _LINE = re.compile(rb"^(?:0x)?([0-9a-fA-F]{1,16}) (?:0x)?([0-9a-fA-F]{1,16}) ([^\n]{1,4096})\n", re.MULTILINE)
 
 
@@ -44,13 +46,20 @@ class JitMap:
     def lookup(self, address: int, now_ns: int | None = None) -> str | None:
         """The clean name of the code at an address; None where the map has none."""
         name = self._find(address)
-        if name is None:
-            now_ns = time.monotonic_ns() if now_ns is None else now_ns
-            if now_ns >= self._next_read_ns:
-                self._next_read_ns = now_ns + REREAD_NS
-                if self._refresh():
-                    name = self._find(address)
+        if name is None and self.refresh(now_ns):
+            name = self._find(address)
         return name
+
+    def refresh(self, now_ns: int | None = None) -> bool:
+        """Read the file when it changed and it is time; True when it did. Large maps are read less often."""
+        now_ns = time.monotonic_ns() if now_ns is None else now_ns
+        if now_ns < self._next_read_ns:
+            return False
+        began_ns = time.thread_time_ns()
+        changed = self._refresh()
+        spent_ns = time.thread_time_ns() - began_ns
+        self._next_read_ns = now_ns + max(REREAD_NS, spent_ns * _REST)
+        return changed
 
     def _find(self, address: int) -> str | None:
         index = int(self._start.searchsorted(np.uint64(address), "right")) - 1
@@ -96,6 +105,7 @@ class JitMap:
                 os.close(fd)
 
     def _parse(self, text: bytes) -> None:
+        text = _last_lines(text, MAX_ENTRIES)
         starts, ends, spans = [], [], []
         for match in _LINE.finditer(text):
             start, size = int(match[1], 16), int(match[2], 16)
@@ -112,6 +122,15 @@ class JitMap:
         self._end = np.array(ends[-MAX_ENTRIES:], np.uint64)[order]
         self._span = np.array(spans[-MAX_ENTRIES:], np.uint32).reshape(-1, 2)[order]
         self._text = text
+
+
+def _last_lines(text: bytes, count: int) -> bytes:
+    """The end of a text, with about so many lines."""
+    begin = len(text)
+    while begin > 0 and count > 0:
+        end, begin = begin, max(begin - _CHUNK, 0)
+        count -= text.count(b"\n", begin, end)
+    return text[text.find(b"\n", begin) + 1 :] if begin else text
 
 
 def _read_all(fd: int, size: int) -> bytes:

@@ -7,6 +7,7 @@ the hash of its stack (bpf/records.py), so that a launch costs a few array opera
 from __future__ import annotations
 
 import threading
+from array import array
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,8 +20,9 @@ from gpuprof.bpf.programs import StackPrograms
 from gpuprof.bpf.records import Batch
 from gpuprof.sampler.frame_ids import FrameIds
 from gpuprof.sampler.process_follower import ProcessFollower
-from gpuprof.sampler.process_stacks import INJECTION_LIBRARY, ProcessStacks
+from gpuprof.sampler.process_stacks import INJECTION_NAMES, ProcessStacks
 from gpuprof.sampler.processes import NS_PER_TICK
+from gpuprof.sampler.record_threads import find_threads
 from gpuprof.sampler.stack_resolver import StackResolver
 from gpuprof.snapshots.frames import FrameKind
 from gpuprof.snapshots.tables import Tables
@@ -29,6 +31,7 @@ MAX_STACKS = 1 << 15  # twice what the kernel side remembers
 MAX_CUT = 1 << 13
 MAX_NEW_STACKS = 500  # named in one batch; the frames of the others are asked for again
 MAX_WAITING = 1 << 18  # launches in a LaunchQueue; the oldest are dropped
+MAX_THREADS = 1 << 12  # of one process, whose ids are kept
 MAX_EPOCHS = 8  # of one process in one batch; a process that attaches more often lies
 UNKNOWN_STACK = "[stack not kept]"  # the record with its frames was lost; it comes again
 
@@ -81,9 +84,11 @@ class LaunchQueue:
 
 @dataclass(slots=True, eq=False)
 class LaunchStack:
-    """Frames, root first, up to the API call that launched; and their id in the tables of one generation."""
+    """Frames of `ids`, root first, up to the API call that launched; and their id in the tables of one
+    generation.
+    """
 
-    frames: tuple[int, ...]
+    frames: array[int]
     ids: FrameIds
     generation: int = -1
     table_id: int = 0
@@ -100,8 +105,8 @@ class LaunchStacks:
         self._follower = follower
         self._resolver = resolver
         self._by_hash: dict[tuple[int, int, int], tuple[LaunchStack, bool]] = {}  # (pid, start_ns, hash)
-        self._cut: dict[tuple[int, ...], LaunchStack] = {}
-        self._cut_ids: FrameIds | None = None
+        self._cut: dict[bytes, LaunchStack] = {}
+        self._frame_ids: FrameIds | None = None
 
     def consume(self, batch: Batch, tables: Tables, ids: FrameIds, threads: ThreadIds) -> list[Launches]:
         """The launches of a batch. To be called under the history's lock with its tables."""
@@ -110,51 +115,54 @@ class LaunchStacks:
         words_before = batch.n_user.astype(np.int64) + 2 * batch.n_python.astype(np.int64)
         tail = batch.first + batch.n_kernel + words_before
         hashes, weights = batch.words[tail], batch.words[tail + 1]
+        if self._frame_ids is not ids:
+            self._begin_anew(ids)
         self._take_frames(batch, hashes, ids)
         thread, stack = self._ids_of(batch, hashes, tables, ids, threads)
         found = _by_process(batch, tables, thread, stack, weights.astype(np.float32))
         self.invalid += len(batch) - sum(map(len, found))
         return found
 
+    def _begin_anew(self, ids: FrameIds) -> None:
+        """A new set of frame ids begins: stacks that were not used during the last one would keep older ones
+        alive.
+        """
+        last = self._frame_ids
+        self._by_hash = {key: known for key, known in self._by_hash.items() if known[0].ids is last}
+        self._cut, self._frame_ids = {}, ids
+
     def _take_frames(self, batch: Batch, hashes: NDArray[np.uint64], ids: FrameIds) -> None:
         """Name the stacks whose frames are in this batch."""
         at = np.flatnonzero(batch.n_user > 0)[:MAX_NEW_STACKS]
         if not len(at):
             return
-        if self._cut_ids is not ids or len(self._cut) > MAX_CUT:
-            self._cut, self._cut_ids = {}, ids
+        if len(self._cut) > MAX_CUT:
+            self._cut.clear()
         if len(self._by_hash) > MAX_STACKS:
             self._by_hash.clear()  # the frames of those in use come again
         resolved = self._resolver.resolve(_part(batch, at))
         for process, stack, hashed in zip(
             resolved.processes, resolved.stacks, hashes[at].tolist(), strict=True
         ):
-            found = self._cut.get(stack.frames)
+            whole = array("I", stack.frames).tobytes()
+            found = self._cut.get(whole)
             if found is None:
-                found = LaunchStack(cut_at_probe(stack.frames, ids), ids)
-                self._cut[stack.frames] = found
+                found = self._cut[whole] = LaunchStack(array("I", cut_at_probe(stack.frames, ids)), ids)
             self._by_hash[process.pid, process.start_ns, hashed] = found, stack.complete
 
     def _ids_of(
         self, batch: Batch, hashes: NDArray[np.uint64], tables: Tables, ids: FrameIds, threads: ThreadIds
     ) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
         """Thread and stack id of each record: each distinct thread and (process, stack) is looked up once."""
-        whose = batch.pid.astype(np.uint64) << np.uint64(32) | batch.tid
-        _, thread_first, thread_of = np.unique(whose, return_index=True, return_inverse=True)
-        processes: list[ProcessStacks] = []
-        thread_ids = np.zeros(len(thread_first), np.uint32)
-        for n, index in enumerate(thread_first.tolist()):
-            comm = bytes(batch.comm[index])
-            process = self._follower.get(
-                int(batch.pid[index]), int(batch.start_ns[index]), int(batch.time_ns[index]),
-                known=True, uid=int(batch.uid[index]), comm=comm,
-            )  # fmt: skip
-            process.last_seen_ns = int(batch.time_ns[index])
-            processes.append(process)
-            thread_ids[n] = threads.get(tables, process, int(batch.tid[index]), comm)
+        found = find_threads(batch, self._follower)
+        thread_of, processes = found.of_record, found.processes
+        tids, comms = batch.tid[found.first].tolist(), batch.comm[found.first].tolist()
+        thread_ids = np.array(
+            [threads.get(tables, *whose) for whose in zip(processes, tids, comms, strict=True)], np.uint32
+        )
         _, hash_of = np.unique(hashes, return_inverse=True)
         pairs, first, pair_of = np.unique(
-            hash_of.astype(np.int64) * len(thread_first) + thread_of, return_index=True, return_inverse=True
+            hash_of.astype(np.int64) * len(processes) + thread_of, return_index=True, return_inverse=True
         )
         counts = np.bincount(pair_of, minlength=len(pairs)).tolist()
         stack_ids = np.zeros(len(pairs), np.uint32)
@@ -175,12 +183,13 @@ class LaunchStacks:
         self.truncated += 0 if complete else count
         if stack.ids is not ids:  # a new set of frame ids began: name the same frames in it
             described = [stack.ids.describe(frame) for frame in stack.frames]
-            stack.frames = tuple(
+            frames = [
                 ids.get(name, file, binary, kind, line=line) for name, file, binary, kind, line in described
-            )
+            ]
+            stack.frames = array("I", frames)
             stack.ids, stack.generation = ids, -1
         if stack.generation != tables.generation:
-            stack.table_id = tables.stack(ids.to_tables(tables, stack.frames))
+            stack.table_id = tables.packed_stack(ids.to_tables(tables, stack.frames).tobytes())
             stack.generation = tables.generation
         return stack.table_id
 
@@ -200,6 +209,8 @@ class ThreadIds:
                 known.table_threads.clear()
         thread = process.table_threads.get((tid, comm))
         if thread is None:
+            if len(process.table_threads) >= MAX_THREADS:  # a process may have any number, and rename them
+                process.table_threads.clear()
             process_id = tables.process(process.definition)
             thread = tables.thread(process_id, tid, comm.decode("utf-8", "backslashreplace"))
             process.table_threads[tid, comm] = thread
@@ -222,7 +233,7 @@ def cut_at_probe(frames: tuple[int, ...], ids: FrameIds) -> tuple[int, ...]:
 
 
 def _is_callback(binary: str) -> bool:
-    return binary == INJECTION_LIBRARY or binary.startswith("libcupti")
+    return binary in INJECTION_NAMES or binary.startswith("libcupti")
 
 
 def _is_driver(binary: str) -> bool:

@@ -23,12 +23,14 @@ from contextlib import suppress
 from importlib import metadata
 
 from gpuprof.sampler import endpoint
+from gpuprof.sampler.allocator import give_memory_back
 from gpuprof.sampler.server import Server
 from gpuprof.sampler.sources import Sources
 from gpuprof.sampler.status import Reporter
 from gpuprof.snapshots.errors import EXIT_USAGE, GpuprofError
 from gpuprof.snapshots.frames import PROTOCOL_VERSION, Clock, Hello, Status
 from gpuprof.snapshots.history import History
+from gpuprof.snapshots.overhead import DEFAULT, parse_budget
 
 DEFAULT_HZ = 99
 NVML_HZ = 10
@@ -40,6 +42,7 @@ _CAP_SYS_ADMIN, _CAP_PERFMON, _CAP_BPF = 21, 38, 39
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the sampler; the exit code. Errors go to stderr as one line and a hint."""
     options = _parser().parse_args(argv)
+    give_memory_back()
     try:
         asyncio.run(_Run(options).serve())
     except GpuprofError as error:
@@ -125,7 +128,6 @@ class _Run:
         server = Server(
             self._history,
             self._hello,
-            on_request=self._sources.wanted.set,
             on_idle=stop.set if alone else None,
         )
         try:
@@ -243,11 +245,36 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--hz", type=_hz, default=DEFAULT_HZ, help="CPU stack samples per second and core")
     parser.add_argument("--no-cpu", dest="cpu", action="store_false", help="no CPU stacks")
     parser.add_argument("--no-nvml", dest="nvml", action="store_false", help="no NVML readings")
+    parser.add_argument(
+        "--gpu-overhead", type=parse_budget, default=DEFAULT, metavar="SHARE", help="what GPU time may cost"
+    )
     parser.add_argument("--no-gpu-work", dest="gpu_work", action="store_false", help="no GPU time")
+    parser.add_argument("--no-offcpu", dest="offcpu", action="store_false", help="no waits")
+    parser.add_argument(
+        "--offcpu-pid", type=int, action="append", default=[], metavar="PID",
+        help="follow the waits of a process and its descendants, beside those on a GPU; may be repeated",
+    )  # fmt: skip
+    parser.add_argument(
+        "--offcpu-children-of", type=int, action="append", default=[], metavar="PID",
+        help="the same of its descendants only",
+    )  # fmt: skip
+    parser.add_argument("--offcpu-all", action="store_true", help="follow the waits of all processes")
+    parser.add_argument(
+        "--offcpu-threshold", type=_milliseconds, default=1_000_000, metavar="MS",
+        help="shorter waits are sampled (default: 1 ms)",
+    )  # fmt: skip
     parser.add_argument("--history-mib", type=int, default=64, help="memory for the history (default: 64)")
     parser.add_argument("--history-minutes", type=int, default=60, help="its length (default: 60)")
     parser.add_argument("--command", metavar="PATH", help="path of gpuprof-tui, for the sudo line")
     return parser
+
+
+def _milliseconds(text: str) -> int:
+    """Nanoseconds of a number of milliseconds."""
+    value = float(text.removesuffix("ms"))
+    if not 0 <= value <= 4000:
+        raise argparse.ArgumentTypeError("between 0 and 4000 ms")
+    return int(value * 1e6)
 
 
 def _hz(text: str) -> int:

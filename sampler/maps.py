@@ -54,6 +54,7 @@ class Mapping:
     kind: str
     name: str
     stamp: int = 0
+    writable: bool = False
 
     @property
     def key(self) -> Hashable:
@@ -79,10 +80,20 @@ def parse_maps(text: bytes, *, executable_only: bool = False) -> list[Mapping]:
         if raw == b"[vsyscall]":
             continue
         inode = int(match[8])
-        kind, path, deleted, name = _describe(raw, inode)
+        kind, path, deleted, name = describe_mapped(raw, inode)
         mappings.append(
             Mapping(
-                start, end, int(match[6], 16), match[7].decode(), inode, path, deleted, executable, kind, name
+                start,
+                end,
+                int(match[6], 16),
+                match[7].decode(),
+                inode,
+                path,
+                deleted,
+                executable,
+                kind,
+                name,
+                writable=match[4] == b"w",
             )
         )
     return mappings
@@ -117,8 +128,8 @@ def open_mapping(pid: int, mapping: Mapping) -> int:
     return fd
 
 
-def _describe(raw: bytes, inode: int) -> tuple[str, str | None, bool, str]:
-    """Kind, path, deleted and display name of the last column."""
+def describe_mapped(raw: bytes, inode: int) -> tuple[str, str | None, bool, str]:
+    """Kind, path, deleted and display name of the last column of a line, from its inode."""
     if raw == b"[vdso]":
         return "vdso", "[vdso]", False, "[vdso]"
     if not raw.startswith(b"/") or inode == 0:
@@ -143,7 +154,8 @@ def _stamped(pid: int, mapping: Mapping) -> Mapping:
         return mapping
     return Mapping(
         mapping.start, mapping.end, mapping.offset, mapping.device, mapping.inode, mapping.path,
-        mapping.deleted, mapping.executable, mapping.kind, mapping.name, info.st_mtime_ns ^ info.st_size,
+        mapping.deleted, mapping.executable, mapping.kind, mapping.name,
+        (info.st_mtime_ns ^ info.st_size) & (1 << 64) - 1, mapping.writable,
     )  # fmt: skip
 
 

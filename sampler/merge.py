@@ -15,15 +15,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpuprof.sampler.frame_ids import Role
 
 UNKNOWN_DISTANCE = 0xFFFF
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(NamedTuple):
     """Python frames of one C call of the loop, innermost first. `host`: index of the native frame, None: not
     known.
     """
@@ -32,8 +31,7 @@ class Group:
     host: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Merged:
+class Merged(NamedTuple):
     """Frame ids, innermost first. `outer`: the native frames outside of all Python frames (a tail of
     `frames`).
     """

@@ -1,6 +1,9 @@
 """Follows processes for the stack reader: who they are, what they map, and their tables in the kernel.
 
-Driven by control messages and by the samples themselves; a process that nobody samples costs nothing.
+Driven by messages of the kernel side and by the samples themselves; a process that nobody samples costs
+nothing. A process that is new is told by the kernel, with the mappings that its samples met, and is
+complete and named from its first sample on; its tables are published when it has lived for a moment, which
+makes further samples cheaper.
 """
 
 from __future__ import annotations
@@ -9,12 +12,14 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from gpuprof.bpf.records import ControlMessage, MessageReason
+from gpuprof.bpf.messages import CodeMessage, MappingMessage, Message, WhoMessage
+from gpuprof.bpf.records import MessageReason
 from gpuprof.sampler.frame_ids import FrameIds
+from gpuprof.sampler.kernel_told import FileNames, process_of, to_tick, with_mapping
 from gpuprof.sampler.maps import Mapping, read_maps
 from gpuprof.sampler.process_stacks import INJECTION_LIBRARY, ProcessStacks
-from gpuprof.sampler.processes import NS_PER_TICK, cpu_ticks, describe, start_time_ns, user_name
-from gpuprof.sampler.python_runtime import PythonLayout, UnsupportedPython, find_python, has_python
+from gpuprof.sampler.processes import cpu_ticks, describe, start_time_ns, user_name
+from gpuprof.sampler.python_runtime import PythonLayout, UnsupportedPython, find_python
 from gpuprof.sampler.symbol_store import SymbolStore
 from gpuprof.sampler.unwind_tables import UnwindTables
 from gpuprof.snapshots.frames import ProcessDef
@@ -25,7 +30,10 @@ IDLE_CHECK_NS = 30 * 10**9  # a process without samples for this long is looked 
 EXPIRE_NS = 60 * 10**9
 MIN_SCAN_PAUSE_NS = 100_000_000
 MAX_SCAN_PAUSE_NS = 10 * 10**9
-PYTHON_RETRY_NS = (50_000_000, 200_000_000, 1_000_000_000, 5_000_000_000)
+PUBLISH_AFTER_NS = 200_000_000  # most processes are gone by then
+MAX_FORKS = 16384
+NEW_BINARY_PAUSE_NS = 50_000_000  # on average between programs that are read before they were sampled
+MAX_NEW_BINARIES = 50  # at once
 MAX_ENVIRON_BYTES = 256 << 10
 FIRST_SCAN_NS = 300_000_000  # spent before sampling begins on the busiest processes
 
@@ -39,7 +47,12 @@ class ProcessFollower:
         self._ids = ids
         self._processes: dict[int, ProcessStacks] = {}
         self._exited: list[ProcessStacks] = []
+        self._files = FileNames()
         self._due: dict[int, int] = {}  # pid: when to look at it
+        self._forked: dict[int, tuple[ProcessStacks, int]] = {}  # pid: what it was forked from, and when
+        self._began: dict[int, int] = {}  # pid: when it became what it is by an exec
+        self._new_binaries_ns = 0  # a clock that each new program puts forward
+        self.hurry_ns = 0  # until then samples are to be named at once: what they are of may be gone soon
         self._next_expiry_ns = time.monotonic_ns() + EXPIRE_NS
 
     def publish_running(self, budget_ns: int = FIRST_SCAN_NS) -> None:
@@ -56,28 +69,37 @@ class ProcessFollower:
                 return
             self._publish(pid)
 
-    def handle(self, messages: Iterable[ControlMessage], between: Callable[[], None] = lambda: None) -> None:
+    def handle(self, messages: Iterable[Message], between: Callable[[], None] = lambda: None) -> None:
         """Do what the kernel side asks for. Several messages of one process are one piece of work.
 
         `between` is called after each piece that may have taken long.
         """
         now_ns = time.monotonic_ns()
         for message in messages:
-            pid, reason = message.pid, message.reason
-            if reason in {MessageReason.EXIT, MessageReason.EXEC}:
-                self._due.pop(pid, None)
-                self._tables.forget(pid)
-                if reason == MessageReason.EXEC and pid in self._processes:
-                    self._processes[pid].replaced = True
-                self._leave(pid)
-            elif reason == MessageReason.FORK:
+            pid = message.pid
+            if isinstance(message, WhoMessage):
+                self._meet(message)
+            elif isinstance(message, MappingMessage):
+                self._add_mapping(message)
+            elif isinstance(message, CodeMessage):
+                known = self._at(pid, to_tick(message.start_ns), now_ns)
+                if known is not None:  # also of one that has ended in the meantime
+                    known.remember(message.parts)
+            elif message.reason == MessageReason.EXIT:
+                self._exit(pid)
+            elif message.reason == MessageReason.EXEC:
+                self._exit(pid)
+                self._began[pid] = message.address
+            elif message.reason == MessageReason.FORK:
                 self._fork(pid, message.address)
-            elif reason == MessageReason.NEW_PROCESS:
-                self._due[pid] = now_ns
-            elif (process := self._processes.get(pid)) is not None:
-                # Code outside of all mappings (dlopen, or a JIT), or a thread that no known interpreter has.
-                python = reason == MessageReason.NO_PYTHON_THREAD
-                self._plan(pid, process.next_python_scan_ns if python else process.next_scan_ns)
+            elif message.reason == MessageReason.NEW_BINARY:
+                self._plan_new_binary(pid, now_ns)
+            elif (process := self._processes.get(pid)) is None:
+                self._plan(pid, now_ns)
+            elif message.reason == MessageReason.NEW_PROCESS:
+                self._due.setdefault(pid, now_ns + (0 if process.published_ns else PUBLISH_AFTER_NS))
+            else:  # code was mapped or unmapped: dlopen, dlclose, a JIT
+                self._plan(pid, process.next_scan_ns)
         for pid, due_ns in list(self._due.items()):
             if now_ns >= due_ns:
                 del self._due[pid]
@@ -92,41 +114,42 @@ class ProcessFollower:
         """Have a process looked at, at that time or earlier."""
         self._due[pid] = min(self._due.get(pid, due_ns), due_ns)
 
-    def get(
-        self, pid: int, start_ns: int, time_ns: int, *, known: bool, uid: int, comm: bytes
-    ) -> ProcessStacks:
+    def get(self, pid: int, start_ns: int, time_ns: int, *, uid: int, comm: bytes) -> ProcessStacks:
         """The process that a sample names; made up from the sample when it is gone already.
 
-        `known`: the sample was walked with the process's tables. After an exec that tells samples of the new
-        program, which has none yet, from those of the old one.
+        Of what a process was before and after an exec, the one that it was at the time of the sample.
         """
-        start_ns -= start_ns % NS_PER_TICK
+        start_ns = to_tick(start_ns)
+        began_ns = self._began.get(pid, 0)
         process = self._processes.get(pid)
-        if (
-            process is not None
-            and process.start_ns == start_ns
-            and (not known or time_ns >= process.since_ns)
-        ):
+        known = process is not None and process.start_ns == start_ns
+        if process is not None and known and time_ns >= max(process.since_ns, began_ns):
             return process
-        exited = [
-            exited
-            for exited in self._exited
-            if exited.pid == pid and exited.start_ns == start_ns and (known or not exited.replaced)
-        ]
-        if exited:  # of what the process was before and after an exec, the one whose tables were there
-            return max(exited, key=lambda one: one.since_ns if one.since_ns <= time_ns else -1)
-        if process is not None and process.start_ns == start_ns:
-            return process
+        found = self._at(pid, start_ns, time_ns)
+        return found or self._make(pid, start_ns, began_ns if began_ns <= time_ns else 0, uid, comm)
+
+    def _make(self, pid: int, start_ns: int, since_ns: int, uid: int, comm: bytes) -> ProcessStacks:
+        """A process of which there are samples, but no message came."""
         definition = describe(pid)
+        over = definition is None or definition.start_ns != start_ns or since_ns < self._began.get(pid, 0)
         if definition is None or definition.start_ns != start_ns:
-            process = self._new(_from_sample(pid, start_ns, uid, comm))
-            process.gone_ns = time.monotonic_ns()
-            self._exited.append(process)
-            return process
+            definition = _from_sample(pid, start_ns, uid, comm)
+        found = self._new(definition)
+        found.since_ns = since_ns
+        forked, fork_ns = self._forked.get(pid, (None, 0))
+        if forked is not None and since_ns < fork_ns:
+            found.inherit(forked)
+        else:
+            forked = None
+        if over:
+            found.gone_ns = time.monotonic_ns()
+            self._exited.append(found)
+            return found
         self._leave(pid)
-        process = self._processes[pid] = self._new(definition)
-        self._publish(pid)
-        return self._processes.get(pid, process)
+        self._processes[pid] = found
+        if forked is None:
+            self._publish(pid)
+        return found
 
     def tidy(self, now_ns: int) -> None:
         """Let go of processes that are gone, and of what may be out of date; call it about once a second."""
@@ -138,6 +161,7 @@ class ProcessFollower:
                 keep.append(process)
         self._exited = keep
         for pid, process in list(self._processes.items()):
+            process.refresh_generated()
             if now_ns - process.last_seen_ns > IDLE_CHECK_NS:
                 process.last_seen_ns = now_ns
                 if start_time_ns(pid) != process.start_ns:
@@ -146,9 +170,15 @@ class ProcessFollower:
             self._next_expiry_ns = now_ns + EXPIRE_NS
             for process in self._processes.values():
                 process.expire()
+                if process.published_ns:  # what changed without a trace is found now
+                    self._plan(process.pid, now_ns)
                 definition = describe(process.pid)
                 if definition is not None and definition.start_ns == process.start_ns:
                     process.definition = definition
+        for pid in [pid for pid, (_, at_ns) in self._forked.items() if now_ns - at_ns > EXPIRE_NS]:
+            del self._forked[pid]
+        for pid in [pid for pid, at_ns in self._began.items() if now_ns - at_ns > EXPIRE_NS]:
+            del self._began[pid]
         self._symbols.trim()
         self._tables.housekeeping()
 
@@ -178,6 +208,79 @@ class ProcessFollower:
         process.last_seen_ns = time.monotonic_ns()
         return process
 
+    def _meet(self, message: WhoMessage) -> None:
+        """A process that nobody knows yet was sampled."""
+        pid, start_ns = message.pid, to_tick(message.start_ns)
+        process = self._processes.get(pid)
+        if process is not None and process.start_ns == start_ns:
+            return
+        self._enter(process_of(message))
+
+    def _enter(self, definition: ProcessDef) -> ProcessStacks:
+        """A process, or what it became by an exec, which gives it its name."""
+        self._leave(definition.pid)
+        process = self._processes[definition.pid] = self._new(definition)
+        process.since_ns = self._began.get(definition.pid, 0)
+        for before in self._exited:
+            if (before.pid, before.start_ns) == (process.pid, process.start_ns):
+                before.definition = definition
+        return process
+
+    def _add_mapping(self, message: MappingMessage) -> None:
+        """A sample met a mapping that is in no published table."""
+        process = self._at(message.pid, to_tick(message.start_ns), message.time_ns)
+        if process is None:
+            return
+        mapping = self._files.mapping(message)
+        self._symbols.hold(process.pid, mapping)
+        if not any(
+            (m.start, m.end, m.key) == (mapping.start, mapping.end, mapping.key) for m in process.mappings
+        ):
+            mappings = with_mapping(process.mappings, mapping)
+            if mapping.key is not None and len(mappings) <= len(process.mappings):
+                process = self._change(process, message.time_ns)
+            python = process.python or self._find_python(process, mappings)
+            process.set_mappings(mappings, python)
+            if python is not None:  # its code objects can be read only while it lives
+                self.hurry_ns = time.monotonic_ns() + PUBLISH_AFTER_NS
+        if not message.known:
+            self._plan(process.pid, process.next_scan_ns)
+
+    def _at(self, pid: int, start_ns: int, time_ns: int) -> ProcessStacks | None:
+        """What a process was at a time, as far as is known."""
+        found = [one for one in self._exited if one.pid == pid and one.start_ns == start_ns]
+        process = self._processes.get(pid)
+        if process is not None and process.start_ns == start_ns:
+            found.append(process)
+        began_ns = self._began.get(pid, 0)
+        found = [one for one in found if one.since_ns <= time_ns and not one.since_ns < began_ns <= time_ns]
+        return max(found, key=lambda one: one.since_ns) if found else None
+
+    def _change(self, process: ProcessStacks, time_ns: int) -> ProcessStacks:
+        """The process from a time on at which a file was mapped in the place of another; samples from
+        before are named by what was there.
+        """
+        after = self._new(process.definition)
+        after.inherit(process)
+        after.since_ns, after.published_ns = time_ns, process.published_ns
+        after.next_scan_ns, after.scan_pause_ns = process.next_scan_ns, process.scan_pause_ns
+        if self._processes.get(process.pid) is process:
+            self._leave(process.pid)
+            self._processes[process.pid] = after
+        else:
+            after.gone_ns = time.monotonic_ns()
+            self._exited.append(after)
+        return after
+
+    def _plan_new_binary(self, pid: int, now_ns: int) -> None:
+        """Have the tables of a new program built, unless there is one after the other (a test suite, a
+        compiler's output): a program that runs once is not worth it.
+        """
+        self._new_binaries_ns = max(self._new_binaries_ns, now_ns - MAX_NEW_BINARIES * NEW_BINARY_PAUSE_NS)
+        if self._new_binaries_ns <= now_ns:
+            self._new_binaries_ns += NEW_BINARY_PAUSE_NS
+            self._plan(pid, now_ns)
+
     def _publish(self, pid: int) -> None:
         """Read a process's mappings and hand them to the kernel."""
         definition = describe(pid)
@@ -188,53 +291,51 @@ class ProcessFollower:
             return
         process = self._processes.get(pid)
         if process is None or process.start_ns != definition.start_ns:
-            self._leave(pid)
-            process = self._processes[pid] = self._new(definition)
+            process = self._enter(definition)
         process.definition = definition
         if process.expects_library is None:
             process.expects_library = expects_library(pid)
-        now_ns = time.monotonic_ns()
-        python, mapped = process.python, list(mappings) != list(process.mappings)
-        if python is None or mapped or now_ns >= process.next_python_scan_ns:
-            python = self._find_python(process, mappings)
-            process.next_python_scan_ns = now_ns + MAX_SCAN_PAUSE_NS
+        python = self._find_python(process, mappings)
         if start_time_ns(pid) != definition.start_ns:
             return  # another process has the pid by now
-        if not process.mappings:
-            process.since_ns = now_ns
-        if mapped or python != process.python:
+        now_ns = time.monotonic_ns()
+        # Generated code comes and goes; looking for it all the time would cost more than it tells.
+        files = [mapping for mapping in mappings if mapping.key is not None]
+        if not process.published_ns or files != [m for m in process.mappings if m.key is not None]:
             process.scan_pause_ns = 0
         else:
             process.scan_pause_ns = min(max(2 * process.scan_pause_ns, MIN_SCAN_PAUSE_NS), MAX_SCAN_PAUSE_NS)
         process.next_scan_ns = now_ns + process.scan_pause_ns
+        if any(m.key is not None and not fits(m, mappings) for m in process.mappings):
+            process = self._change(process, now_ns)
+        process.published_ns = now_ns
         self._tables.publish(pid, mappings, python)
         process.set_mappings(mappings, python)
+        self._files.learn(mappings)
         for mapping in mappings:
             self._symbols.hold(pid, mapping)
 
     def _find_python(self, process: ProcessStacks, mappings: Sequence[Mapping]) -> PythonLayout | None:
         try:
-            python = find_python(process.pid, mappings)
+            return find_python(process.pid, mappings)
         except UnsupportedPython as error:
             process.unsupported_python = str(error)
             return None
-        attempts = process.python_attempts
-        if python is None and has_python(process.pid, mappings) and attempts < len(PYTHON_RETRY_NS):
-            # It has not started up yet: it is mapped before it is initialized.
-            process.python_attempts = attempts + 1
-            self._plan(process.pid, time.monotonic_ns() + PYTHON_RETRY_NS[attempts])
-        return python
 
     def _fork(self, pid: int, parent_pid: int) -> None:
-        definition = describe(pid)
+        """A process was forked. It is looked at when it is sampled; most exec at once, and are never seen."""
         parent = self._processes.get(parent_pid)
-        if definition is None or parent is None or not self._tables.fork(pid):
-            return
+        known, _ = self._forked.get(parent_pid, (None, 0))
         self._leave(pid)
-        process = self._processes[pid] = self._new(definition)
-        process.inherit(parent)
+        self._began.pop(pid, None)
+        self._forked.pop(pid, None)
+        parent = parent or known
+        self._tables.fork(pid)
+        if parent is not None and len(self._forked) < MAX_FORKS:
+            self._forked[pid] = (parent, time.monotonic_ns())
 
     def _exit(self, pid: int) -> None:
+        self._due.pop(pid, None)
         self._tables.forget(pid)
         self._leave(pid)
 
@@ -244,6 +345,12 @@ class ProcessFollower:
         if process is not None:
             process.gone_ns = time.monotonic_ns()
             self._exited.append(process)
+
+
+def fits(mapping: Mapping, others: Sequence[Mapping]) -> bool:
+    """Whether no other file lies where a mapping is."""
+    overlap = [m for m in others if m.start < mapping.end and mapping.start < m.end]
+    return all(m.key == mapping.key for m in overlap)
 
 
 def expects_library(pid: int) -> bool:

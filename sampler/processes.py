@@ -25,6 +25,11 @@ def start_time_ns(pid: int) -> int | None:
     return fields[1] if fields else None
 
 
+def parent_and_start(pid: int) -> tuple[int, int] | None:
+    """(parent, CLOCK_BOOTTIME start to the tick) of a process; None when there is no such process."""
+    return _stat_fields(_read(f"/proc/{pid}/stat", 1024))
+
+
 def cpu_ticks(pid: int) -> int | None:
     """User and system time of a process so far, in clock ticks; None when there is no such process."""
     text = _read(f"/proc/{pid}/stat", 1024)

@@ -9,12 +9,14 @@ behind the header; bytes (the line table): ob_size, hash, data.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gpuprof.sampler.python_lines import MAX_TABLE_BYTES, LineTable
+from gpuprof.sampler.python_lines import MAX_TABLE_BYTES, LineTable, line_table
 from gpuprof.sampler.python_runtime import PythonLayout
 from gpuprof.snapshots.names import clean
 
@@ -27,6 +29,7 @@ _STRING_BYTES = 256  # read at once: header and most names
 _TABLE_BYTES = 512
 _USER_END = 1 << 47
 _MAX_CODES = 100_000
+_MAX_COPIES = 16_384
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,7 @@ class CodeReader:
     def __init__(self, pid: int, layout: PythonLayout) -> None:
         self.layout = layout
         self._codes: dict[tuple[int, int], _Entry] = {}
+        self._copies: dict[int, bytes] = {}  # of its memory, from when it was sampled
         try:
             self._memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -66,6 +70,12 @@ class CodeReader:
         if self._memory >= 0:
             os.close(self._memory)
             self._memory = -1
+
+    def remember(self, parts: Iterable[tuple[int, bytes]]) -> None:
+        """Keep copies of the process's memory, in case it is gone when a name is asked for."""
+        if len(self._copies) >= _MAX_COPIES:
+            self._copies.clear()
+        self._copies.update(parts)
 
     def get(self, address: int, first_line: int, now_ns: int | None = None) -> Code | None:
         """The code object at an address; None when it is not one (a frame being set up), or the process is
@@ -108,7 +118,7 @@ class CodeReader:
         if name is None or file is None:
             return None
         table = self._bytes(_pointer(header, layout.co_linetable))
-        lines = LineTable(layout.version, table, own_first_line)
+        lines = line_table(layout.version, table, own_first_line)
         return Code(clean(name), clean(file, MAX_NAME), own_first_line, lines)
 
     def _string(self, address: int) -> str | None:
@@ -146,12 +156,13 @@ class CodeReader:
         """Up to `size` bytes of the process's memory; a short answer at the end of a mapping, b"" when not
         readable.
         """
-        if self._memory < 0 or not 4096 <= address < _USER_END:
+        if not 4096 <= address < _USER_END:
             return b""
-        try:
-            return os.pread(self._memory, size, address)
-        except OSError:
-            return b""
+        data = b""
+        if self._memory >= 0:
+            with contextlib.suppress(OSError):
+                data = os.pread(self._memory, size, address)
+        return data or self._copies.get(address, b"")[:size]
 
 
 def _pointer(raw: bytes, offset: int) -> int:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,12 @@ from numpy.typing import NDArray
 MAX_TABLE_BYTES = 1 << 20
 _MAX_LINE = (1 << 31) - 1
 _MAX_VARINT = 6  # bytes that are looked at: 36 bits
+
+
+@lru_cache(maxsize=4096)
+def line_table(version: tuple[int, int], table: bytes, first_line: int) -> LineTable:
+    """The LineTable, the same for the same function in another process: scripts run again and again."""
+    return LineTable(version, table, first_line)
 
 
 class LineTable:

@@ -5,22 +5,22 @@ with _Py_DebugOffsets (Include/internal/pycore_debug_offsets.h): the cookie "xde
 8), whether the build is free-threaded (u64 at 16), then offsets of fields at positions that change with each
 minor version, so there is a table per minor version. Before that the offsets themselves are constants of each
 minor version. An unknown version is refused by name: wrong offsets would give wrong names.
+
+All of this is in the file: a process need not have come so far as to start its interpreter, nor be alive.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
 
 from gpuprof.sampler.elf import ElfError, ElfFile, Segment, load_bias
 from gpuprof.sampler.maps import Mapping, open_mapping
 
 DEBUG_COOKIE = b"xdebugpy"
 DEBUG_BLOCK_BYTES = 1024
-MAX_INTERPRETERS = 8
 _NAME = re.compile(r"(lib)?python\d")
 _SYMBOLS = {"_PyRuntime", "Py_Version", "PyCode_Type", "_PyEval_EvalFrameDefault", "Py_Is", "PyFrame_GetCode"}
 
@@ -33,17 +33,20 @@ class UnsupportedPython(Exception):
 class PythonLayout:
     """Addresses and byte offsets for the walk of one process's Python frames.
 
-    `head` is the address of the main interpreter's pointer to its newest thread state, `heads` those of up to
-    8 interpreters. `ts_*`: thread state; `cframe` 1: its `ts_frame` points to a C frame that holds the
-    current frame at `cf_cur`; `f_*`: frame; `co_*`: code object; `str_*`: str object; `code_type`: address of
-    PyCode_Type (0: not known).
+    `interpreters` is the address of the pointer to the newest interpreter, `bias` what was added to the
+    linked addresses of the file `key`. `interp_*`, `threads_head`: interpreter; `ts_*`: thread state;
+    `cframe` 1: its `ts_frame` points to a C frame that holds the current frame at `cf_cur`; `f_*`: frame;
+    `co_*`: code object; `str_*`: str object; `code_type`: address of PyCode_Type (0: not known).
     """
 
     version: tuple[int, int]
     free_threaded: bool
     binary: str
-    head: int
-    heads: tuple[int, ...]
+    key: Hashable
+    bias: int
+    interpreters: int
+    interp_next: int
+    threads_head: int
     cframe: int
     cf_cur: int
     ts_frame: int
@@ -64,6 +67,12 @@ class PythonLayout:
     str_ascii: int
     str_compact: int
     code_type: int
+
+    def at(self, bias: int) -> PythonLayout:
+        """The same build in a process that has loaded it elsewhere."""
+        moved = bias - self.bias
+        code_type = self.code_type + moved if self.code_type else 0
+        return replace(self, bias=bias, interpreters=self.interpreters + moved, code_type=code_type)
 
     @property
     def ob_type(self) -> int:
@@ -110,32 +119,31 @@ _CODE_BYTES = 1024
 
 
 def find_python(pid: int, mappings: Sequence[Mapping]) -> PythonLayout | None:
-    """The layout of the CPython in a process; None when there is none, or it has not started up yet
-    (`has_python` tells).
+    """The layout of the CPython that a process maps; None when there is none.
 
     Looks at files named (lib)python* and at the main program, which may embed it. Raises UnsupportedPython
     for a version whose structures are not known.
     """
     for mapping in candidates(mappings):
         image = _image(pid, mapping)
-        if image is None or "_PyRuntime" not in image.symbols:
+        if image is None or image.python is None:
             continue
-        bias = image.load_bias(mapping.start, mapping.offset)
+        bias = load_bias(image.segments, mapping.start, mapping.offset)
         if bias is not None:
-            addresses = {name: value + bias for name, (value, _) in image.symbols.items()}
-            return _read_layout(pid, mapping.name, addresses)
+            if isinstance(image.python, UnsupportedPython):
+                raise image.python
+            return image.python.at(bias)
     return None
 
 
 @dataclass(frozen=True, slots=True)
 class _Image:
-    """What is kept of a file that was looked at, so that each is read once."""
+    """What is kept of a file that was looked at, so that each is read once. `python`: its interpreter, as
+    linked.
+    """
 
-    symbols: dict[str, tuple[int, int]]
     segments: tuple[Segment, ...]
-
-    def load_bias(self, start: int, file_offset: int) -> int | None:
-        return load_bias(self.segments, start, file_offset)
+    python: PythonLayout | UnsupportedPython | None
 
 
 _images: dict[object, _Image] = {}
@@ -147,11 +155,13 @@ def _image(pid: int, mapping: Mapping) -> _Image | None:
     if image is None:
         try:
             with ElfFile(open_mapping(pid, mapping)) as elf:
-                image = _Image(elf.dynamic_symbols(_SYMBOLS), tuple(elf.loads))
+                image = _Image(tuple(elf.loads), read_layout(elf, mapping.name, mapping.key))
         except OSError:
             return None
         except ElfError:
-            image = _Image({}, ())
+            image = _Image((), None)
+        except UnsupportedPython as error:
+            image = _Image(tuple(elf.loads), error)
         if len(_images) >= _MAX_IMAGES:
             _images.clear()
         _images[mapping.key] = image
@@ -169,41 +179,35 @@ def candidates(mappings: Sequence[Mapping]) -> list[Mapping]:
     return sorted(named, key=lambda mapping: not mapping.name.startswith("lib")) + main
 
 
-def has_python(pid: int, mappings: Sequence[Mapping]) -> bool:
-    """Whether an interpreter is mapped, started up or not."""
-    images = (_image(pid, mapping) for mapping in candidates(mappings))
-    return any(image is not None and "_PyRuntime" in image.symbols for image in images)
+def read_layout(elf: ElfFile, binary: str, key: Hashable) -> PythonLayout | None:
+    """The interpreter in a file, at its linked addresses; None when there is none. Raises
+    UnsupportedPython, ElfError.
+    """
+    symbols = elf.dynamic_symbols(_SYMBOLS)
+    if "_PyRuntime" not in symbols:
+        return None
+    addresses = {name: value for name, (value, _) in symbols.items()}
+    runtime = addresses["_PyRuntime"]
+    block = _linked_bytes(elf, runtime, DEBUG_BLOCK_BYTES)
+    if block[:8] == DEBUG_COOKIE and len(block) == DEBUG_BLOCK_BYTES:
+        version, free_threaded, fields = _from_debug_offsets(block)
+    else:
+        version, free_threaded = _version(elf, addresses, binary), False
+        if version not in _STATIC:
+            raise _unsupported(version, binary)
+        fields = dict(zip(_FIELDS, _STATIC[version], strict=True))
+        fields |= {"str_length": 16, "str_state": 32}
+    return PythonLayout(
+        version=version, free_threaded=free_threaded, binary=binary, key=key, bias=0,
+        interpreters=runtime + fields.pop("interpreters_head"),
+        code_type=addresses.get("PyCode_Type", 0), **fields,
+    )  # fmt: skip
 
 
-def _read_layout(pid: int, binary: str, addresses: dict[str, int]) -> PythonLayout | None:
-    try:
-        memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        runtime = addresses["_PyRuntime"]
-        block = os.pread(memory, DEBUG_BLOCK_BYTES, runtime)
-        if block[:8] == DEBUG_COOKIE and len(block) == DEBUG_BLOCK_BYTES:
-            version, free_threaded, fields = _from_debug_offsets(block)
-        else:
-            version, free_threaded = _version(memory, addresses, binary), False
-            if version not in _STATIC:
-                raise _unsupported(version, binary)
-            fields = dict(zip(_FIELDS, _STATIC[version], strict=True))
-            fields |= {"str_length": 16, "str_state": 32}
-        heads = _thread_heads(memory, runtime, fields)
-        if not heads:
-            return None
-        for name in ("interpreters_head", "interp_next", "threads_head"):
-            del fields[name]
-        return PythonLayout(
-            version=version, free_threaded=free_threaded, binary=binary, head=heads[0], heads=heads,
-            code_type=addresses.get("PyCode_Type", 0), **fields,
-        )  # fmt: skip
-    except (OSError, OverflowError, struct.error):
-        return None
-    finally:
-        os.close(memory)
+def _linked_bytes(elf: ElfFile, address: int, size: int) -> bytes:
+    """What a file has at a linked address; b"" where it has nothing."""
+    offset = elf.offset_of(address)
+    return elf.read(offset, min(size, elf.size - offset)) if offset is not None else b""
 
 
 def _from_debug_offsets(block: bytes) -> tuple[tuple[int, int], bool, dict[str, int]]:
@@ -236,13 +240,13 @@ def _from_debug_offsets(block: bytes) -> tuple[tuple[int, int], bool, dict[str, 
     return version, bool(free_threaded), fields
 
 
-def _version(memory: int, addresses: dict[str, int], binary: str) -> tuple[int, int]:
+def _version(elf: ElfFile, addresses: dict[str, int], binary: str) -> tuple[int, int]:
     """(major, minor) of a CPython without _Py_DebugOffsets: Py_Version (3.11+), else exports that came with a
     version.
     """
     if "Py_Version" in addresses:
-        (hex_version,) = struct.unpack("<I", os.pread(memory, 4, addresses["Py_Version"]))
-        return hex_version >> 24 & 255, hex_version >> 16 & 255
+        raw = _linked_bytes(elf, addresses["Py_Version"], 4)
+        return (raw[3], raw[2]) if len(raw) == 4 else (0, 0)
     if "Py_Is" in addresses:
         return 3, 10
     if "PyFrame_GetCode" in addresses:
@@ -255,17 +259,3 @@ def _unsupported(version: tuple[int, int], binary: str) -> UnsupportedPython:
     if version == (0, 0):
         return UnsupportedPython(f"CPython of unknown version, older than 3.9 ({binary})")
     return UnsupportedPython(f"CPython {version[0]}.{version[1]} (3.9 to 3.15 are known)")
-
-
-def _thread_heads(memory: int, runtime: int, fields: dict[str, int]) -> tuple[int, ...]:
-    """Addresses of threads.head of the interpreters, the main one first (new ones are put in front of it)."""
-
-    def pointer(address: int) -> int:
-        return int(struct.unpack("<Q", os.pread(memory, 8, address))[0])
-
-    heads: list[int] = []
-    interpreter = pointer(runtime + fields["interpreters_head"])
-    while interpreter and interpreter < 1 << 47 and len(heads) < 64:
-        heads.append(interpreter + fields["threads_head"])
-        interpreter = pointer(interpreter + fields["interp_next"])
-    return tuple(heads[::-1][:MAX_INTERPRETERS])

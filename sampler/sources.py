@@ -17,11 +17,11 @@ import traceback
 from collections.abc import Callable
 
 from gpuprof.sampler.launch_source import LaunchSource
+from gpuprof.sampler.stack_reader import StackReader
 from gpuprof.sampler.status import Failed, Source
 from gpuprof.snapshots.errors import GpuprofError
 from gpuprof.snapshots.history import History
 
-_PATIENCE_S = 1.0
 _ALIVE = ("ok", "degraded")
 
 
@@ -34,7 +34,6 @@ class Sources:
         self._options = options
         self._privileged = privileged
         self._lock = threading.Lock()
-        self.wanted = threading.Event()  # set by the first request
         self._stopped = False
         self._unsettled = 1
         self._by_name: dict[str, Source] = {}
@@ -43,6 +42,7 @@ class Sources:
             ("processes", True),
             ("cpu", options.cpu),
             ("gpu", options.gpu_work),
+            ("offcpu", options.offcpu),
         ):
             state = "starting" if wanted else "off"
             self._by_name[name] = Failed(name, "" if wanted else "switched off", state=state)
@@ -74,6 +74,8 @@ class Sources:
             makers.append(("cpu", self._make_stacks))
         if self._options.gpu_work:
             makers.append(("gpu", self._make_work))
+        if self._options.offcpu:
+            makers.append(("offcpu", self._make_waits))
         self._unsettled = len(makers)
         for name, make in makers:
             threading.Thread(target=self._start, args=(name, make), name=f"start-{name}", daemon=True).start()
@@ -118,17 +120,36 @@ class Sources:
 
     def _make_stacks(self) -> Source:
         self._need_privileges("CPU stacks need root, or CAP_BPF and CAP_PERFMON")
-        self.wanted.wait(_PATIENCE_S)
         from gpuprof.bpf.programs import StackPrograms
+        from gpuprof.sampler import ahead
         from gpuprof.sampler.cpu_stacks import CpuStacks
 
-        return CpuStacks(self._history, StackPrograms.load(self._options.hz), self._options.hz)
+        return CpuStacks(self._history, StackPrograms.of(ahead.take(self._options.hz)), self._options.hz)
 
     def _make_work(self) -> Source:
         self._need_privileges("GPU time needs root, or CAP_SYS_PTRACE with what CPU stacks need")
         from gpuprof.sampler.gpu_work import GpuWork
 
-        return GpuWork(self._history, self._pids_by_gpu, self._launches, self._stacks_start)
+        return GpuWork(
+            self._history,
+            self._pids_by_gpu,
+            self._launches,
+            self._stacks_start,
+            budget_ppm=self._options.gpu_overhead,
+        )
+
+    def _make_waits(self) -> Source:
+        self._need_privileges("the stacks of waits need what CPU stacks need")
+        from gpuprof.sampler.offcpu import OffCpu, Picks
+
+        options = self._options
+        picks = Picks(
+            tuple(options.offcpu_pid),
+            tuple(options.offcpu_children_of),
+            options.offcpu_all,
+            options.offcpu_threshold,
+        )
+        return OffCpu(self._wait_reader, self._stacks_start, self._gpu_pids, picks)
 
     def _need_privileges(self, message: str) -> None:
         if not self._privileged:
@@ -140,6 +161,12 @@ class Sources:
         with self._lock:
             source = self._by_name["cpu"]
         return source if isinstance(source, LaunchSource) and source.status().state in _ALIVE else None
+
+    def _wait_reader(self) -> StackReader | None:
+        """The stack reader, once it runs."""
+        with self._lock:
+            source = self._by_name["cpu"]
+        return source if isinstance(source, StackReader) and source.status().state in _ALIVE else None
 
     def _stacks_start(self) -> bool:
         with self._lock:

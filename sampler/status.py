@@ -1,9 +1,9 @@
-"""What the sampler says of itself every second: the state of its sources, and what it costs in CPU time and
-memory.
+"""What the sampler says of itself every second: the state of its sources, and what it costs in CPU time
+and memory.
 
-Memory is the resident set without the maps and rings of BPF programs, which are the kernel's memory that
-happens to be mapped here; they are found in /proc/self/smaps, which is slow to read and therefore read
-rarely. See proc(5).
+Memory is the resident set of the sampler, its history and the file pages of its libraries included,
+without the maps and rings of BPF programs, which are the kernel's memory that happens to be mapped here;
+they are found in /proc/self/smaps, which is slow to read and therefore read rarely. See proc(5).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from gpuprof.snapshots.frames import SourceStatus, Status
 from gpuprof.snapshots.history import History
 
 _SMAPS_EVERY_NS = 15 * 10**9
+_SMAPS_EVERY_NS_AT_FIRST = 10**9  # rings become resident as they are written to
 
 
 class Source(Protocol):
@@ -57,11 +58,13 @@ class Reporter:
         self._page = os.sysconf("SC_PAGE_SIZE")
         self._bpf_bytes = 0
         self._smaps_read_ns = 0
+        self._began_ns = time.monotonic_ns()
 
     def frame(self, sources: Sequence[Source]) -> Status:
         """The status now. A source whose own status fails is shown as failed, with the error."""
         now = time.monotonic_ns()
-        if now - self._smaps_read_ns > _SMAPS_EVERY_NS:
+        every_ns = min(max((now - self._began_ns) // 4, _SMAPS_EVERY_NS_AT_FIRST), _SMAPS_EVERY_NS)
+        if now - self._smaps_read_ns >= every_ns:
             self._smaps_read_ns = now
             self._bpf_bytes = _bpf_resident_bytes()
         return Status(

@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable
 
+from gpuprof.sampler import memory
 from gpuprof.sampler.maps import Mapping, open_mapping
 from gpuprof.sampler.symbols import BinarySymbols
 
 MAX_BINARIES = 384
-MAX_ARRAY_BYTES = 24 << 20
+MAX_ARRAY_BYTES = 16 << 20  # libtorch_cpu has 6 MB
+_READ_BYTES = 256 << 10  # reading so much of tables has left holes
 
 
 class SymbolStore:
@@ -22,6 +24,7 @@ class SymbolStore:
 
     def __init__(self) -> None:
         self._binaries: OrderedDict[Hashable, BinarySymbols] = OrderedDict()
+        self._seen_bytes = 0
 
     def hold(self, pid: int, mapping: Mapping) -> None:
         """Open the binary now, so that it can be read after the process is gone."""
@@ -38,8 +41,11 @@ class SymbolStore:
         return binary
 
     def trim(self) -> None:
-        """Let go of what is over the limits; call it now and then."""
+        """Let go of what is over the limits, and of what reading left behind; call it now and then."""
         total = sum(binary.nbytes for binary in self._binaries.values())
+        if total > self._seen_bytes + _READ_BYTES:
+            memory.trim()
+        self._seen_bytes = total
         while self._binaries and (len(self._binaries) > MAX_BINARIES or total > MAX_ARRAY_BYTES):
             if len(self._binaries) == 1:
                 break

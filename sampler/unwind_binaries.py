@@ -7,6 +7,8 @@ rules, which are shared between binaries.
 
 from __future__ import annotations
 
+import contextlib
+import struct
 import time
 from collections import OrderedDict
 from collections.abc import Hashable
@@ -15,7 +17,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuprof.bpf import syscalls
 from gpuprof.bpf.ehframe import EhFrameError, UnwindRows, build_rows
+from gpuprof.bpf.messages import pack_key
 from gpuprof.bpf.programs import StackPrograms
 from gpuprof.sampler.elf import PF_X, ElfError, ElfFile, Segment
 from gpuprof.sampler.map_window import MapWindow
@@ -24,11 +28,14 @@ from gpuprof.sampler.table_space import TableSpace
 from gpuprof.sampler.unwind_rules import RuleTable
 
 MAX_EH_FRAME_BYTES = 64 << 20
-MAX_UNUSED = 4096  # binaries that are kept although no process uses them
+MAX_UNUSED = 1024  # binaries that are kept although no process uses them
 ROWS_PER_BLOCK = 16
 TABLE_FULL = "the unwind table is full"
 _CHUNK = 1 << 18  # rows at a time, which bounds our own memory
 _PAGE = np.dtype([("first", "<u4"), ("last", "<u4")])
+_DIRECTORY_HEAD = struct.Struct("<IIII")  # struct unwind_binary, and its code_segment
+_DIRECTORY_CODE = struct.Struct("<QQQ")
+_WALK_S = 0.001  # a walk that has begun ends within this
 
 
 @dataclass(slots=True, eq=False)
@@ -47,6 +54,7 @@ class Binary:
     problem: str | None = None
     retry: bool = False
     users: int = 0
+    python: int = 0  # index of the layout of the interpreter that it holds; 0: none that is known
 
 
 class UnwindBinaries:
@@ -55,6 +63,7 @@ class UnwindBinaries:
     def __init__(self, programs: StackPrograms) -> None:
         sizes, maps = programs.sizes, programs.maps
         self._page_map = MapWindow(maps["unwind_pages"], sizes.pages, _PAGE)
+        self._directory_fd = maps["unwind_binaries"]
         self._row_map = MapWindow(maps["unwind_rows"], sizes.row_blocks * ROWS_PER_BLOCK, np.uint32)
         self._rule_map = MapWindow(maps["unwind_rules"], sizes.rules, np.uint64)
         self.page_space = TableSpace(sizes.pages)
@@ -103,12 +112,48 @@ class UnwindBinaries:
         """Binaries without rows, and why."""
         return {key: binary.problem for key, binary in self._by_key.items() if binary.problem is not None}
 
+    def set_python(self, key: Hashable, index: int) -> None:
+        """Note that a binary holds an interpreter, whose layout has this index."""
+        binary = self._by_key.get(key)
+        if binary is not None and binary.python != index:
+            binary.python = index
+            self._announce(binary)
+
+    def _announce(self, binary: Binary) -> None:
+        """Tell the kernel where a binary's rows are, for processes that were not published."""
+        key = pack_key(binary.key)
+        if key is None or binary.retry:
+            return
+        if not binary.blocks and binary.problem == TABLE_FULL:
+            return
+        code = [s for s in binary.loads if s.flags & PF_X][:2]
+        value = _DIRECTORY_HEAD.pack(
+            binary.first_page, binary.pages if binary.blocks else 0, binary.page_base, binary.python
+        )
+        for segment in code:
+            begin = segment.offset & -4096
+            delta = (segment.vaddr - segment.offset) & 0xFFFFFFFFFFFFFFFF
+            value += _DIRECTORY_CODE.pack(begin, segment.offset + segment.file_size, delta)
+        value += bytes(_DIRECTORY_CODE.size) * (2 - len(code))
+        with contextlib.suppress(
+            OSError
+        ):  # full: such a binary's new processes wait until they are published
+            syscalls.map_update(self._directory_fd, key, value)
+
+    def _withdraw(self, binary: Binary) -> None:
+        key = pack_key(binary.key)
+        if key is not None:
+            syscalls.map_delete(self._directory_fd, key)
+
     def compact(self) -> None:
         """Move all rows and pages together. Nothing must walk meanwhile; `page_base` of binaries changes."""
         while self._unused:
             self._evict_oldest()
         stored = sorted((b for b in self._by_key.values() if b.blocks), key=lambda b: b.block_base)
         starts = {b.key: self._page_map.read(b.page_base, b.pages) for b in stored}
+        for binary in stored:
+            self._withdraw(binary)
+        time.sleep(_WALK_S)
         self.block_space = TableSpace(self.block_space.size)
         self.page_space = TableSpace(self.page_space.size)
         for binary in stored:
@@ -125,6 +170,7 @@ class UnwindBinaries:
                 pages[column] = pages[column].astype(np.int64) + (new_row - old_row)
             binary.block_base, binary.page_base = block_base, page_base
             self._page_map.write(page_base, pages)
+            self._announce(binary)
         self.fragmented = False
 
     def _build(self, pid: int, mapping: Mapping, binary: Binary) -> None:
@@ -138,6 +184,7 @@ class UnwindBinaries:
             binary.problem, binary.retry = str(error), True
         except (ElfError, EhFrameError) as error:
             binary.problem = str(error)
+        self._announce(binary)
         self.build_ns += time.monotonic_ns() - started
 
     def _read_rows(self, pid: int, mapping: Mapping, binary: Binary) -> UnwindRows:
@@ -183,16 +230,21 @@ class UnwindBinaries:
 
     def _make_room(self, blocks: int, pages: int) -> bool:
         """Evict binaries that nobody uses, oldest first, until there is room."""
+        evicted = False
         while self.block_space.largest < blocks or self.page_space.largest < pages:
             if not self._unused:
                 self.fragmented = self.block_space.free >= blocks and self.page_space.free >= pages
                 return False
             self._evict_oldest()
+            evicted = True
+        if evicted:
+            time.sleep(_WALK_S)
         return True
 
     def _evict_oldest(self) -> None:
         key, binary = self._unused.popitem(last=False)
         self._by_key.pop(key, None)
+        self._withdraw(binary)
         self.block_space.give_back(binary.block_base, binary.blocks)
         self.page_space.give_back(binary.page_base, binary.pages)
 

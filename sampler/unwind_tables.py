@@ -28,7 +28,6 @@ from gpuprof.sampler.table_space import TableSpace
 from gpuprof.sampler.unwind_binaries import Binary, UnwindBinaries
 
 MAX_MAPPINGS = 4095  # of a process: what the kernel's search reaches
-MAX_INTERPRETERS = 8
 RETIRE_NS = 1_000_000_000  # a run's head is cleared this long after its last process left it
 QUARANTINE_NS = 100_000_000  # and its space is reused this long after that
 KIND_TABLE, KIND_FRAME_POINTER, KIND_NO_TABLE = 0, 1, 2
@@ -37,8 +36,10 @@ MAPPING = np.dtype(
     [("start", "<u8"), ("end", "<u8"), ("bias", "<u8"), ("first_page", "<u4"), ("pages", "<u4"),
      ("page_base", "<u4"), ("kind", "<u4")]
 )  # fmt: skip
-_PROCESS = struct.Struct("<IIII")  # struct process_tables: first, count, python, serial
-_LAYOUT = struct.Struct("<8Q13H6x")  # struct python_layout
+_PROCESS = struct.Struct(
+    "<IIIIQQ"
+)  # struct process_tables: first, count, python, serial, bias, executable pages
+_LAYOUT = struct.Struct("<QII15H2x")  # struct python_layout
 _LAYOUT_TYPE = np.dtype((np.void, _LAYOUT.size))
 _PID = struct.Struct("<I")
 _MASK_64 = (1 << 64) - 1
@@ -56,6 +57,8 @@ class Run:
     binaries: list[Binary | None]
     python: bytes
     python_index: int
+    python_bias: int
+    executable_pages: int
     pids: set[int]
 
 
@@ -70,6 +73,7 @@ class UnwindTables:
         self._layouts = MapWindow(maps["python_layouts"], sizes.python_layouts, _LAYOUT_TYPE)
         self._mapping_space = TableSpace(sizes.mappings, 1)
         self._layout_space = TableSpace(sizes.python_layouts, 1)
+        self._layout_indices: dict[bytes, int] = {}  # one for each build of CPython, kept for ever
         self._binaries = UnwindBinaries(programs)
         self._runs: dict[int, Run] = {}  # by index of the head
         self._by_pid: dict[int, Run] = {}
@@ -94,12 +98,20 @@ class UnwindTables:
         entries = _entries(executable, binaries)
         layout = _pack_layout(python) if python is not None else b""
         old = self._by_pid.get(pid)
-        if old is not None and old.python == layout and np.array_equal(old.entries, entries):
+        pages, bias = executable_pages(mappings), python.bias if python is not None else 0
+        same = old is not None and (old.python, old.python_bias, old.executable_pages) == (
+            layout,
+            bias,
+            pages,
+        )
+        if old is not None and same and np.array_equal(old.entries, entries):
             self._release(binaries)
             if not self._is_published(pid, old):
                 self._point(pid, old)
             return
-        run = self._new_run(entries, binaries, layout)
+        run = self._new_run(entries, binaries, layout, bias, pages)
+        if python is not None and run is not None and run.python_index:
+            self._binaries.set_python(python.key, run.python_index)
         if run is None:
             self._release(binaries)
             return
@@ -113,7 +125,7 @@ class UnwindTables:
         value = syscalls.map_lookup(self._processes_fd, _PID.pack(child), _PROCESS.size)
         if value is None:
             return False
-        first, _, _, serial = _PROCESS.unpack(value)
+        first, _, _, serial, _, _ = _PROCESS.unpack(value)
         run = self._runs.get(first)
         if run is None or run.serial != serial:
             return False
@@ -149,8 +161,6 @@ class UnwindTables:
         while self._withdrawn and now - self._withdrawn[0][0] >= QUARANTINE_NS:
             _, run = self._withdrawn.popleft()
             self._mapping_space.give_back(run.first, len(run.entries) + 1)
-            if run.python_index:
-                self._layout_space.give_back(run.python_index, 1)
             self._release(run.binaries)
 
     def problem(self) -> str | None:
@@ -180,10 +190,20 @@ class UnwindTables:
 
     def _is_published(self, pid: int, run: Run) -> bool:
         value = syscalls.map_lookup(self._processes_fd, _PID.pack(pid), _PROCESS.size)
-        return value is not None and int(_PROCESS.unpack(value)[3]) == run.serial
+        if value is None:
+            return False
+        *_, serial, _, pages = _PROCESS.unpack(value)
+        return (serial, pages) == (run.serial, run.executable_pages)
 
     def _point(self, pid: int, run: Run) -> None:
-        value = _PROCESS.pack(run.first, len(run.entries), run.python_index, run.serial)
+        value = _PROCESS.pack(
+            run.first,
+            len(run.entries),
+            run.python_index,
+            run.serial,
+            run.python_bias & _MASK_64,
+            run.executable_pages,
+        )
         try:
             syscalls.map_update(self._processes_fd, _PID.pack(pid), value)
         except OSError:
@@ -196,23 +216,30 @@ class UnwindTables:
             if not run.pids:
                 self._leaving.append((self._clock_ns(), run))
 
-    def _new_run(self, entries: NDArray[np.void], binaries: list[Binary | None], layout: bytes) -> Run | None:
+    def _new_run(
+        self, entries: NDArray[np.void], binaries: list[Binary | None], layout: bytes, bias: int, pages: int
+    ) -> Run | None:
         first = self._mapping_space.take(len(entries) + 1)
         if first is None:
             self._problem = "the table of mappings is full: new processes are not unwound"
             return None
-        index = 0
-        if layout:
-            index = self._layout_space.take(1) or 0
-            if index:
-                self._layouts.write(index, np.frombuffer(layout, _LAYOUT_TYPE))
-            else:
-                self._problem = "the table of Python processes is full: some have no Python frames"
+        index = self._layout_index(layout) if layout else 0
         self._serial = (self._serial + 1) & 0xFFFFFFFF or 1
-        run = Run(self._serial, first, entries, binaries, layout, index, set())
+        run = Run(self._serial, first, entries, binaries, layout, index, bias, pages, set())
         self._mappings.write(first, np.concatenate((_head(run.serial), entries)))
         self._runs[first] = run
         return run
+
+    def _layout_index(self, layout: bytes) -> int:
+        index = self._layout_indices.get(layout)
+        if index is None:
+            index = self._layout_space.take(1) or 0
+            if not index:
+                self._problem = "the table of Python builds is full: some processes have no Python frames"
+                return 0
+            self._layouts.write(index, np.frombuffer(layout, _LAYOUT_TYPE))
+            self._layout_indices[layout] = index
+        return index
 
     def _acquire(self, pid: int, mappings: Sequence[Mapping]) -> list[Binary | None]:
         return [self._binaries.acquire(pid, mapping) for mapping in mappings]
@@ -267,12 +294,17 @@ def _entries(mappings: Sequence[Mapping], binaries: Sequence[Binary | None]) -> 
     return np.array(rows, MAPPING)
 
 
+def executable_pages(mappings: Sequence[Mapping]) -> int:
+    """What the kernel counts as mm->exec_vm: pages of mappings that can be executed and not written."""
+    return sum(m.end - m.start for m in mappings if m.executable and not m.writable) >> 12
+
+
 def _pack_layout(layout: PythonLayout) -> bytes:
     """struct python_layout of layout.bpf.h."""
-    heads = list(layout.heads[:MAX_INTERPRETERS])
-    padded = heads + [0] * (MAX_INTERPRETERS - len(heads))
     return _LAYOUT.pack(
-        *padded, layout.version[0] * 100 + layout.version[1], layout.cframe, layout.ts_frame, layout.ts_tid,
+        layout.interpreters - layout.bias, layout.interp_next, layout.threads_head,
+        layout.version[0] * 100 + layout.version[1], layout.cframe, layout.ts_frame, layout.ts_tid,
         layout.ts_next, layout.cf_cur, layout.f_code, layout.f_prev, layout.f_instr, layout.f_owner,
-        layout.co_bytecode, layout.co_firstlineno, len(heads),
+        layout.co_bytecode, layout.co_firstlineno, layout.co_qualname, layout.co_filename,
+        layout.co_linetable,
     )  # fmt: skip

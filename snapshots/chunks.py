@@ -10,14 +10,14 @@ All numbers are little-endian, a crc is CRC-32 (zlib). `kind` is D (data) or I (
 body is one zstd frame. The raw body of a data chunk is frames as on the wire (u32 length, msgpack map),
 beginning with a hello: every chunk is self-contained, with its own compact generation of intern tables, so
 that any chunk can be lost without the others. [start_ns, end_ns) is the time that its rows cover. The raw
-body of the index is a msgpack list of [offset, stored bytes, start_ns, end_ns, samples, readings, GPU work]
-per data chunk; a reader passes over what later versions add.
+body of the index is a msgpack list of [offset, stored bytes, start_ns, end_ns, samples, readings, GPU work,
+waits, ranges] per data chunk; a reader passes over what later versions add.
 
 Columns are stored so that they compress: as differences of neighbours (modulo 2^bits), then byte plane by
 byte plane (all lowest bytes first), F64 as its bit pattern. Samples are ordered by CPU and time, readings by
 series and time, because neighbours then differ least; the reader puts them back in the order of time. GPU
-work is stored as chunk_gpu.py says. The compressor ends a block of its own every 16 KiB, so that planes that
-are hardly alike do not share one code.
+work and waits are stored as chunk_windows.py says. The compressor ends a block of its own every 16 KiB, so
+that planes that are hardly alike do not share one code.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from typing import Any
 import numpy as np
 import zstandard
 
-from gpuprof.snapshots import chunk_gpu, codec
+from gpuprof.snapshots import chunk_windows, codec
 from gpuprof.snapshots.columns import Array
 from gpuprof.snapshots.errors import FrameError
-from gpuprof.snapshots.frames import Frame, GpuWork, Readings, Samples
+from gpuprof.snapshots.frames import Frame, Readings, Samples
 
 FILE_MAGIC = b"\x89GPUPROF\r\n\x1a\n"
 FILE_VERSION = 1
@@ -135,7 +135,7 @@ def unpack_body(header: ChunkHeader, stored: bytes) -> bytes:
 def pack_frames(frames: Iterable[Frame]) -> bytes:
     """Return frames as the raw body of a data chunk."""
     parts: list[bytes] = []
-    for frame in chunk_gpu.merged(frames):
+    for frame in chunk_windows.merged(frames):
         body = codec.encode(_ordered(frame), _planes_of)
         parts += (_LENGTH.pack(len(body)), body)
     return b"".join(parts)
@@ -164,8 +164,8 @@ def _ordered(frame: Frame) -> Frame:
         return _taken(frame, np.lexsort((frame.time_ns, frame.cpu)))
     if isinstance(frame, Readings):
         return _taken(frame, np.lexsort((frame.end_ns, frame.series)))
-    if isinstance(frame, GpuWork):
-        return chunk_gpu.packed(frame)
+    if isinstance(frame, chunk_windows.Windows):
+        return chunk_windows.packed(frame)
     return frame
 
 
@@ -174,8 +174,8 @@ def _in_time(frame: Frame) -> Frame:
         return _taken(frame, np.argsort(frame.time_ns, kind="stable"))
     if isinstance(frame, Readings):
         return _taken(frame, np.argsort(frame.end_ns, kind="stable"))
-    if isinstance(frame, GpuWork):
-        return chunk_gpu.unpacked(frame)
+    if isinstance(frame, chunk_windows.Windows):
+        return chunk_windows.unpacked(frame)
     return frame
 
 

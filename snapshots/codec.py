@@ -1,11 +1,13 @@
 """One frame to and from the body of a message: a msgpack map {"k": KIND, field: value, ...} with columns as
 bytes.
 
-The encoders and decoders are made from the annotations of the dataclasses in frames.py, once per class:
+The encoders and decoders are made from the annotations of the dataclasses in frames.py and work_frames.py,
+once per class:
 
 - int: a signed 64-bit integer; float: a float or an integer; bool; str; `X | None`: absent when None
 - list[X]: an array; a nested dataclass: a map
-- a column (U8 … F64): little-endian bytes; all columns of one frame have the same number of elements
+- a column (U8 … F64): little-endian bytes; all columns of one frame have the same number of elements; one
+  declared with `later` is left out where all of its elements are as declared
 
 Every string that is decoded is made safe to draw (names.visible), whoever sent it.
 """
@@ -23,8 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuprof.snapshots.errors import FrameError
-from gpuprof.snapshots.frames import ALL_FRAMES, MAX_FRAME_BYTES, Frame
+from gpuprof.snapshots.frames import MAX_FRAME_BYTES, Frame
 from gpuprof.snapshots.names import visible
+from gpuprof.snapshots.work_frames import EVERY_FRAME
 
 MAX_STRING_BYTES = 64 << 10
 MAX_ARRAY_LENGTH = 1 << 18
@@ -62,8 +65,10 @@ def encode(frame: Frame, pack_column: PackColumn = column_bytes) -> bytes:
     """
     plan = _plan_of(type(frame))
     out: dict[str, Any] = {"k": frame.KIND}
-    for name, dtype in plan.columns:
-        out[name] = pack_column(getattr(frame, name), dtype)
+    for name, dtype, later in plan.columns:
+        column = getattr(frame, name)
+        if later is None or not np.array_equal(column, np.full(len(column), later), equal_nan=True):
+            out[name] = pack_column(column, dtype)
     for name in plan.plain:
         value = getattr(frame, name)
         if value is not None:
@@ -105,7 +110,7 @@ class _Plan:
 
     def __init__(self, cls: type[Frame]) -> None:
         self.cls = cls
-        self.columns: list[tuple[str, np.dtype[Any]]] = []
+        self.columns: list[tuple[str, np.dtype[Any], Any]] = []  # the last: the value where it is absent
         self.plain: list[str] = []
         self.nested: list[str] = []
         self.checks: list[tuple[str, _Check, Any]] = []
@@ -113,7 +118,8 @@ class _Plan:
         for field in dataclasses.fields(cls):
             hint = hints[field.name]
             if typing.get_origin(hint) is Annotated:
-                self.columns.append((field.name, np.dtype(hint.__metadata__[0])))
+                dtype = np.dtype(hint.__metadata__[0])
+                self.columns.append((field.name, dtype, field.metadata.get("later")))
                 continue
             (self.nested if typing.get_origin(hint) is list else self.plain).append(field.name)
             self.checks.append((field.name, _check_of(hint), _default_of(field)))
@@ -122,8 +128,10 @@ class _Plan:
         kind = self.cls.KIND
         values = _checked(data, self.checks, kind)
         length = -1
-        for name, dtype in self.columns:
+        for name, dtype, later in self.columns:
             raw = data.get(name)
+            if raw is None and later is not None:
+                continue
             if type(raw) is not bytes:
                 raise FrameError(f"{kind}.{name} is missing or not a column")
             column = unpack_column(raw, dtype)
@@ -263,7 +271,7 @@ def _unpack(body: bytes) -> Any:
         raise FrameError(f"a frame is not valid msgpack ({type(error).__name__})") from error
 
 
-_PLANS: dict[str, _Plan] = {cls.KIND: _Plan(cls) for cls in ALL_FRAMES}
+_PLANS: dict[str, _Plan] = {cls.KIND: _Plan(cls) for cls in EVERY_FRAME}
 
 
 def _plan_of(cls: type[Frame]) -> _Plan:

@@ -5,21 +5,20 @@ Each generation that has rows in the range becomes one compact generation, 0, 1,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from gpuprof.snapshots.columns import Array, Rows
+from gpuprof.snapshots.columns import Array
 from gpuprof.snapshots.frames import (
+    NO_THREAD,
     Frame,
     FrameDefs,
     FunctionDefs,
-    GpuWork,
     ProcessDef,
     ProcessDefs,
     Readings,
-    Samples,
     SeriesDef,
     SeriesDefs,
     StackDefs,
@@ -29,6 +28,7 @@ from gpuprof.snapshots.frames import (
 )
 from gpuprof.snapshots.table_view import TablesView, TaggedRows, ancestors
 
+_Kind = tuple[type[Frame], dict[str, Array]]  # some rows, by the class of their frame
 _ROWS_PER_FRAME = 1 << 16
 _DEFS_PER_FRAME = 1 << 12
 
@@ -36,16 +36,16 @@ _DEFS_PER_FRAME = 1 << 12
 def frames(
     facts: list[Frame],
     metrics: tuple[dict[int, SeriesDef], dict[str, Array]],
+    tagged: Mapping[type[Frame], list[TaggedRows]],
     *,
-    samples: list[TaggedRows],
-    work: list[TaggedRows],
     current: TablesView,
 ) -> Iterator[Frame]:
-    """Yield `facts`, then the readings with their series, then generation by generation samples and GPU work
-    with theirs.
+    """Yield `facts`, then the readings with their series, then generation by generation the rows with their
+    definitions.
 
-    `metrics`: the definitions of series by id, and readings as columns; `current`: the tables in which the
-    processes of the readings are looked up where no row refers to them.
+    `metrics`: the definitions of series by id, and readings as columns; `tagged`: rows by the class of their
+    frame; `current`: the tables in which the processes of the readings are looked up where no row refers to
+    them.
     """
     yield from facts
     defs, readings = metrics
@@ -58,13 +58,12 @@ def frames(
     for part in _pieces(readings):
         yield Readings(**part)
     pids = {series.pid for series in used if series.pid is not None}
-    groups: dict[int, tuple[TablesView, list[Rows], list[Rows]]] = {}
-    for kind, tagged in ((1, samples), (2, work)):
-        for view, rows in tagged:
-            group = groups.setdefault(view.generation, (view, [], []))
-            (group[1] if kind == 1 else group[2]).append(rows)
+    groups: dict[int, tuple[TablesView, list[_Kind]]] = {}
+    for kind, blocks in tagged.items():
+        for view, rows in blocks:
+            groups.setdefault(view.generation, (view, []))[1].append((kind, rows.columns))
     if pids and current.generation not in groups:
-        groups[current.generation] = (current, [], [])
+        groups[current.generation] = (current, [])
     for number, generation in enumerate(sorted(groups)):
         yield from _generation(number, *groups[generation], pids)
 
@@ -75,24 +74,29 @@ def _pieces(columns: dict[str, Array]) -> Iterator[dict[str, Array]]:
         yield {name: column[at : at + _ROWS_PER_FRAME] for name, column in columns.items()}
 
 
-def _generation(
-    number: int, view: TablesView, samples: list[Rows], work: list[Rows], pids: set[int]
-) -> Iterator[Frame]:
-    stacks = _unique(rows.columns["stack"] for rows in samples + work)
-    threads = _unique(rows.columns["thread"] for rows in samples + work)
+def _generation(number: int, view: TablesView, kinds: list[_Kind], pids: set[int]) -> Iterator[Frame]:
+    every = [columns for _, columns in kinds]
+    below = [columns["nvtx"] for columns in every if "nvtx" in columns]
+    stacks = _unique([*(columns["stack"] for columns in every), *below])
+    wakers = _unique(columns["waker"] for columns in every if "waker" in columns)
+    threads = np.union1d(_unique(columns["thread"] for columns in every), wakers[wakers != NO_THREAD])
     with_readings = [index for index, process in enumerate(list(view.processes)) if process.pid in pids]
     processes = np.union1d(view.thread_process[threads], np.array(with_readings, np.uint32)).astype(np.uint32)
     yield from _people(number, view, processes, threads)
-    trie = _Trie(view, stacks, _unique(rows.columns["gpu"] for rows in work))
+    trie = _Trie(view, stacks, _unique(columns["gpu"] for columns in every if "gpu" in columns))
     yield from trie.definitions(number)
-    for rows in samples + work:
-        for part in _pieces(rows.columns):
+    for kind, columns in kinds:
+        for part in _pieces(columns):
             part["thread"] = np.searchsorted(threads, part["thread"]).astype(np.uint32)
             part["stack"] = trie.new_id[part["stack"]]
+            if "nvtx" in part:
+                part["nvtx"] = trie.new_id[part["nvtx"]]
             if "gpu" in part:
-                yield GpuWork(number, **(part | {"gpu": trie.text(part["gpu"])}))
-            else:
-                yield Samples(number, **part)
+                part["gpu"] = trie.text(part["gpu"])
+            if "waker" in part:
+                ours = np.searchsorted(threads, part["waker"]).astype(np.uint32)
+                part["waker"] = np.where(part["waker"] == NO_THREAD, np.uint32(NO_THREAD), ours)
+            yield kind(number, **part)  # type: ignore[call-arg]
 
 
 def _people(number: int, view: TablesView, processes: Array, threads: Array) -> Iterator[Frame]:

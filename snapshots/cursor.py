@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING
 
 from gpuprof.snapshots.columns import RowLog
 from gpuprof.snapshots.errors import EXIT_USAGE, GpuprofError
-from gpuprof.snapshots.frames import Frame, GpuWork, Readings, Samples, SeriesDefs
+from gpuprof.snapshots.frames import Frame, GpuWork, Readings, Samples, SeriesDefs, Waits
 from gpuprof.snapshots.table_view import TableCursor
 from gpuprof.snapshots.tables import Tables
+from gpuprof.snapshots.work_frames import Ranges
 
 if TYPE_CHECKING:
     from gpuprof.snapshots.history import History
 
 LEVELS = ("metrics", "rows")
 MAX_LAG_NS = 30 * 10**9
-_SAMPLE_BYTES = 18
-_GPU_WORK_BYTES = 32
+_Rows = type[Samples | GpuWork | Waits | Ranges]
+_ROW_BYTES: dict[_Rows, int] = {Samples: 18, GpuWork: 36, Waits: 33, Ranges: 28}
 _READING_BYTES = 28
 _SERIES_PER_FRAME = 1 << 12
 
@@ -45,6 +46,8 @@ class Cursor:
     readings: LogPosition
     samples: LogPosition
     gpu_work: LogPosition
+    waits: LogPosition
+    ranges: LogPosition
     table: TableCursor
     facts_version: int = 0
     next_series: int = 0
@@ -59,7 +62,11 @@ class Cursor:
 
     @property
     def dropped_gpu_work(self) -> int:
-        return self.gpu_work.dropped
+        return self.gpu_work.dropped + self.ranges.dropped
+
+    @property
+    def dropped_waits(self) -> int:
+        return self.waits.dropped
 
 
 def begin(history: History, level: str, since_ns: int | None, max_lag_ns: int | None) -> Cursor:
@@ -80,6 +87,8 @@ def begin(history: History, level: str, since_ns: int | None, max_lag_ns: int | 
         readings=position(history.readings),
         samples=position(history.samples),
         gpu_work=position(history.gpu_work),
+        waits=position(history.waits),
+        ranges=position(history.ranges),
         table=TableCursor(-1),
     )
 
@@ -115,6 +124,7 @@ def _facts(history: History, cursor: Cursor) -> list[Frame]:
                     dropped_readings=cursor.dropped_readings,
                     dropped_samples=cursor.dropped_samples,
                     dropped_gpu_work=cursor.dropped_gpu_work,
+                    dropped_waits=cursor.dropped_waits,
                 )
             )
     defs = history.series_defs
@@ -137,9 +147,15 @@ def _rows(history: History, cursor: Cursor, max_bytes: int) -> Iterator[tuple[Fr
     if cursor.level == "metrics":
         yield from _definitions(history.tables, cursor, processes_only=True)
     _skip_late(history.readings, cursor.readings, cursor.max_lag_ns)
+    logs: list[tuple[_Rows, RowLog, LogPosition]] = [
+        (Samples, history.samples, cursor.samples),
+        (GpuWork, history.gpu_work, cursor.gpu_work),
+        (Waits, history.waits, cursor.waits),
+        (Ranges, history.ranges, cursor.ranges),
+    ]
     if cursor.level == "rows":  # who did not ask for rows of samples has not missed them
-        _skip_late(history.samples, cursor.samples, cursor.max_lag_ns)
-        _skip_late(history.gpu_work, cursor.gpu_work, cursor.max_lag_ns)
+        for _, log, place in logs:
+            _skip_late(log, place, cursor.max_lag_ns)
     while (
         rows := history.readings.since(cursor.readings.next, max(max_bytes // _READING_BYTES, 1))
     ) is not None:
@@ -148,19 +164,18 @@ def _rows(history: History, cursor: Cursor, max_bytes: int) -> Iterator[tuple[Fr
     if cursor.level == "metrics":
         return
     while True:
-        samples = history.samples.since(cursor.samples.next, max(max_bytes // _SAMPLE_BYTES, 1))
-        work = history.gpu_work.since(cursor.gpu_work.next, max(max_bytes // _GPU_WORK_BYTES, 1))
-        # the older generation first: its definitions are begun once, and cannot be gone back to
-        if samples is not None and (work is None or samples.tag.generation <= work.tag.generation):
-            yield from _definitions(samples.tag, cursor)
-            cursor.samples.next = samples.first + len(samples)
-            yield Samples(samples.tag.generation, **samples.columns), len(samples) * _SAMPLE_BYTES
-        elif work is not None:
-            yield from _definitions(work.tag, cursor)
-            cursor.gpu_work.next = work.first + len(work)
-            yield GpuWork(work.tag.generation, **work.columns), len(work) * _GPU_WORK_BYTES
-        else:
+        waiting = [
+            (kind, rows, place)
+            for kind, log, place in logs
+            if (rows := log.since(place.next, max(max_bytes // _ROW_BYTES[kind], 1))) is not None
+        ]
+        if not waiting:
             break
+        # the older generation first: its definitions are begun once, and cannot be gone back to
+        kind, rows, place = min(waiting, key=lambda item: int(item[1].tag.generation))
+        yield from _definitions(rows.tag, cursor)
+        place.next = rows.first + len(rows)
+        yield kind(rows.tag.generation, **rows.columns), len(rows) * _ROW_BYTES[kind]
     yield from _definitions(history.tables, cursor)
 
 

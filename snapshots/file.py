@@ -21,9 +21,10 @@ from gpuprof.snapshots import chunks
 from gpuprof.snapshots.columns import RowLog
 from gpuprof.snapshots.errors import FileError
 from gpuprof.snapshots.file_reader import Opened, read_snapshot
-from gpuprof.snapshots.frames import Frame, GpuWork, Hello, Readings, Samples
+from gpuprof.snapshots.frames import Frame, GpuWork, Hello, Readings, Samples, Waits
 from gpuprof.snapshots.history import History
 from gpuprof.snapshots.names import clean
+from gpuprof.snapshots.work_frames import Ranges
 
 __all__ = ["Opened", "SnapshotWriter", "read_snapshot"]
 
@@ -48,7 +49,7 @@ class SnapshotWriter:
         self._fd = target if isinstance(target, int) else _create(os.fspath(target), force)
         self._history = History(hello, max_bytes=_BUFFER_BYTES, max_age_ns=None)
         self._offset = 0
-        self._index: list[tuple[int, int, int, int, int, int, int]] = []
+        self._index: list[tuple[int, ...]] = []
         self._closed = False
         self._write_all(chunks.file_header())
 
@@ -66,6 +67,11 @@ class SnapshotWriter:
     def gpu_rows_written(self) -> int:
         """Number of rows of GPU work in the file so far."""
         return sum(entry[6] for entry in self._index)
+
+    @property
+    def wait_rows_written(self) -> int:
+        """Number of waits in the file so far."""
+        return sum(entry[7] for entry in self._index)
 
     def write(self, frames: Iterable[Frame]) -> None:
         """Take frames of one stream, in its order, and write the chunks that they complete.
@@ -110,7 +116,8 @@ class SnapshotWriter:
 
     @property
     def _logs(self) -> tuple[RowLog, ...]:
-        return self._history.samples, self._history.gpu_work, self._history.readings
+        history = self._history
+        return history.samples, history.gpu_work, history.waits, history.ranges, history.readings
 
     def _covered(self) -> tuple[int, int]:
         """Return the range [start, end) in which the rows in memory end; empty when there are none."""
@@ -131,6 +138,8 @@ class SnapshotWriter:
         width = max((end - start) // count, 1)
         times = [rows.columns["time_ns"] for _, rows in history.samples_between(start, end)]
         times += [rows.columns["end_ns"] for _, rows in history.gpu_work_between(start - 1, end)]
+        times += [rows.columns["end_ns"] for _, rows in history.waits_between(start - 1, end)]
+        times += [rows.columns["end_ns"] for _, rows in history.ranges_between(start - 1, end)]
         times.append(history.readings_between(start - 1, end)[1]["end_ns"])
         slots = {
             int(slot) for time in times for slot in np.unique((time - np.uint64(start)) // np.uint64(width))
@@ -145,12 +154,14 @@ class SnapshotWriter:
         samples = sum(len(frame.time_ns) for frame in frames if isinstance(frame, Samples))
         readings = sum(len(frame.value) for frame in frames if isinstance(frame, Readings))
         work = sum(len(frame.start_ns) for frame in frames if isinstance(frame, GpuWork))
-        if not (samples or readings or work) and end_ns > start_ns:
+        waits = sum(len(frame.start_ns) for frame in frames if isinstance(frame, Waits))
+        ranges = sum(len(frame.start_ns) for frame in frames if isinstance(frame, Ranges))
+        if not (samples or readings or work or waits or ranges) and end_ns > start_ns:
             return
         chunk = chunks.pack_chunk(chunks.DATA, chunks.pack_frames(frames), start_ns, end_ns)
         offset = self._offset
         self._write_all(chunk)
-        self._index.append((offset, len(chunk), start_ns, end_ns, samples, readings, work))
+        self._index.append((offset, len(chunk), start_ns, end_ns, samples, readings, work, waits, ranges))
 
     def _finish(self) -> None:
         offset = self._offset

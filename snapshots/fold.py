@@ -4,6 +4,7 @@ recursion.
 Tree: root -> process -> [thread] -> frames. The fold is in three steps: weights by (group, stack), where a
 group is a process or a thread; sums for all callers, from the deepest level up; and, where rows come from
 several generations of tables, a merge by names from the top down. tree.py then cuts and orders the result.
+Where weights are estimates, their variances are summed along with them (estimates.py).
 """
 
 from __future__ import annotations
@@ -13,19 +14,25 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gpuprof.snapshots import tree
+from gpuprof.snapshots import time_share, tree
 from gpuprof.snapshots.columns import Array, Rows
-from gpuprof.snapshots.frames import UNMATCHED_LAUNCH, FrameKind, Query, Tree
+from gpuprof.snapshots.estimates import Groups, Sampled
+from gpuprof.snapshots.frames import NOT_SEEN, STACK_NOT_TAKEN, UNMATCHED_LAUNCH, FrameKind, Query, Tree
+from gpuprof.snapshots.levels import Pairs, compact, summed
 from gpuprof.snapshots.table_view import TablesView, TaggedRows, frame_label
+from gpuprof.snapshots.time_share import Clustered
+
+__all__ = ["Label", "Nodes", "Weighed", "by_tables", "compact", "cpu_tree", "thread_mask", "tree_of"]
 
 Label = tuple[str, str, str, int, int]  # name, file, binary, line, kind
-_DENSE_KEYS = 1 << 22
+_NOT_CUT_SHORT = {UNMATCHED_LAUNCH, STACK_NOT_TAKEN, NOT_SEEN}  # outermost frames that say something else
 
 
 @dataclass(slots=True)
 class Nodes:
     """A tree as columns, parents before children: node 0 is the root and its own parent; `label` indexes
-    `labels`.
+    `labels`. `estimated` marks the rows whose total is not exact, `variance` is that of the total (both None:
+    all is exact).
     """
 
     parent: Array
@@ -34,27 +41,38 @@ class Nodes:
     self_weight: Array
     total_weight: Array
     labels: list[Label]
+    variance: Array | None = None
+    estimated: Array | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Weighed:
-    """Rows to be folded, of one generation of tables: thread and stack of each, and its weight (None: 1)."""
+    """Rows to be folded, of one generation of tables: thread and stack of each, and its weight (None: 1).
+
+    `variance`: of each row's weight, where that is an estimate of its own; `sampled`: more rows, which share
+    totals that are exact; `clustered`: the windows that rows, then sampled ones, were recorded in.
+    """
 
     view: TablesView
     thread: Array
     stack: Array
     weight: Array | None = None
+    variance: Array | None = None
+    sampled: Sampled | None = None
+    clustered: Clustered | None = None
+
+    def __len__(self) -> int:
+        return len(self.thread) + (len(self.sampled) if self.sampled is not None else 0)
 
 
-def tree_of(query: Query, parts: Iterable[Weighed], *, name: str, unit: str) -> Tree:
-    """Return rows folded into the tree that a query asks for; several generations of tables become one."""
+def tree_of(query: Query, parts: Iterable[Weighed], *, name: str, unit: str, merge: bool = False) -> Tree:
+    """Return rows folded into the tree that a query asks for; several generations of tables become one.
+
+    `merge`: equal paths may have different stack ids (grafts.py), and are to be one row.
+    """
     labels = _Labels()
-    levels = [
-        _fold(rows.view, rows.thread, rows.stack, rows.weight, by_thread=query.by_thread, labels=labels)
-        for rows in parts
-        if len(rows.thread)
-    ]
-    nodes = _joined(levels, labels)
+    levels = [_fold(rows, by_thread=query.by_thread, labels=labels) for rows in parts if len(rows)]
+    nodes = _joined(levels, labels, merge=merge)
     return tree.build(
         nodes,
         query_id=query.id,
@@ -150,27 +168,49 @@ class _Level:
     label: Array
     self_weight: Array
     total_weight: Array
+    variance: Array | None = None
+    estimated: Array | None = None
 
 
 _Part = list[_Level]  # level 0: processes; then threads, where asked for; then frames
 
 
-def _fold(
-    view: TablesView, thread: Array, stack: Array, weight: Array | None, *, by_thread: bool, labels: _Labels
-) -> _Part:
+def _fold(rows: Weighed, *, by_thread: bool, labels: _Labels) -> _Part:
     """Return the levels of the tree of these rows, from the processes down."""
+    view, thread, stack, weight = rows.view, rows.thread, rows.stack, rows.weight
+    sampled = rows.sampled if rows.sampled is not None and len(rows.sampled) else None
+    if sampled is not None:
+        own = np.ones(len(thread)) if weight is None else weight
+        thread, stack, weight = (
+            np.concatenate(pair)
+            for pair in ((thread, sampled.thread), (stack, sampled.stack), (own, sampled.part))
+        )
     used_threads, group_of_row = compact(thread, len(view.thread_process))
     groups = used_threads
     if not by_thread:
         groups, of_thread = np.unique(view.thread_process[used_threads], return_inverse=True)
         group_of_row = of_thread.astype(np.intp)[group_of_row]
-    group, node, total = _weights(view, groups, group_of_row, stack, weight)
-    levels = _levels(view, group, node, total)
+    own_variance: Array | None = None
+    if rows.variance is not None and (rows.variance > 0).any():
+        own_variance = np.zeros(len(stack))
+        own_variance[: len(rows.thread)] = rows.variance
+    levels = summed(view, len(groups), group_of_row, stack, weight, more=own_variance)
     frame_labels = _frame_labels(view, levels, labels)
     part: _Part = []
     for depth, level in enumerate(levels):
         label = frame_labels[view.frame[level.node]] if depth else level.group  # level 0 is relabelled below
-        part.append(_Level(level.parent, label, level.self_weight, level.total_weight))
+        varies = None if level.more is None else level.more > 0
+        part.append(_Level(level.parent, label, level.self_weight, level.total_weight, level.more, varies))
+    process_variance = part[0].variance
+    if sampled is not None:
+        _sampled_variance(view, levels, part, sampled, group_of_row[len(rows.thread) :])
+    if rows.clustered is not None and weight is not None:
+        found = time_share.add_variance(
+            view, levels, group_of_row, stack, weight=weight, clustered=rows.clustered
+        )
+        for made, more in zip(part, found, strict=True):
+            _add_variance(made, more, ~(more == 0))
+        process_variance = part[0].variance
     if by_thread:
         owners, of_group = np.unique(view.thread_process[groups], return_inverse=True)
         part[0].parent = of_group.astype(np.intp)[levels[0].group]
@@ -179,6 +219,9 @@ def _fold(
         )
         sums = np.bincount(part[0].parent, part[0].total_weight, len(owners))
         processes = _Level(np.zeros(len(owners), np.intp), owners, np.zeros(len(owners)), sums)
+        if process_variance is not None:
+            processes.variance = np.bincount(part[0].parent, process_variance, len(owners))
+            processes.estimated = ~(processes.variance == 0)
         part.insert(0, processes)
         ids = owners
     else:
@@ -188,78 +231,37 @@ def _fold(
     return part
 
 
-def compact(column: Array, length: int) -> tuple[Array, Array]:
-    """Return the distinct values of a column of ids below `length`, sorted, and for each row the index of
-    its value.
+def _sampled_variance(
+    view: TablesView, levels: list[Pairs], part: _Part, sampled: Sampled, people: Array
+) -> None:
+    """Add to the levels the variance of what was divided by samples. `people`: the process or thread of each
+    sampled row, as the index that the levels have.
     """
-    present = np.zeros(length, np.bool_)
-    present[column] = True
-    values = np.flatnonzero(present)
-    index = np.zeros(length, np.intp)
-    index[values] = np.arange(len(values))
-    return values, index[column]
-
-
-def _weights(
-    view: TablesView, groups: Array, group_of_row: Array, stack: Array, weight: Array | None
-) -> tuple[Array, Array, Array]:
-    """Return group index, stack and summed weight of every pair that occurs."""
-    stacks, stack_of_row = compact(stack, len(view.parent))
-    keys = group_of_row * len(stacks) + stack_of_row
-    if len(groups) * len(stacks) <= _DENSE_KEYS:
-        sums = np.bincount(keys, weight, len(groups) * len(stacks))
-        pairs = np.flatnonzero(sums if weight is None else np.bincount(keys, None, len(sums)))
-        total = sums[pairs].astype(np.float64)
-    else:
-        pairs, inverse = np.unique(keys, return_inverse=True)
-        total = np.bincount(inverse, weight, len(pairs)).astype(np.float64)
-    group, index = np.divmod(pairs, len(stacks))
-    return group, stacks[index], total
-
-
-@dataclass(slots=True)
-class _Pairs:
-    """All (group, node) of one depth, sorted; `parent` indexes the depth above."""
-
-    group: Array
-    node: Array
-    parent: Array
-    self_weight: Array
-    total_weight: Array
-
-
-def _levels(view: TablesView, group: Array, node: Array, weight: Array) -> list[_Pairs]:
-    """Sum the weights of stacks up to the empty stack; return the pairs by depth, level 0 being the
-    groups.
-    """
+    groups = Groups.of(sampled)
+    wide = int(people.max()) + 1
+    pairs, of_row = np.unique(sampled.group.astype(np.int64) * wide + people, return_inverse=True)
+    group_of, person_of = np.divmod(pairs, wide)
+    of_row = of_row.reshape(-1)
     size = len(view.parent)
-    keys = group.astype(np.int64) * size + node
-    depth = view.depth[node]
-    order = np.argsort(depth, kind="stable")
-    keys, weight, depth = keys[order], weight[order], depth[order]
-    deepest = int(depth[-1])
-    bounds = np.searchsorted(depth, np.arange(deepest + 2))
-    levels: list[_Pairs] = []
-    above_keys = np.empty(0, np.int64)  # parents of the level below, one per pair of it
-    above_totals: Array = np.empty(0)
-    for level in range(deepest, -1, -1):
-        leaf = slice(bounds[level], bounds[level + 1])
-        leaf_keys, leaf_weights = keys[leaf], weight[leaf]
-        merged, inverse = np.unique(np.concatenate([leaf_keys, above_keys]), return_inverse=True)
-        inverse = inverse.reshape(-1)
-        own = np.bincount(inverse[: len(leaf_keys)], leaf_weights, len(merged))
-        total = own + np.bincount(inverse[len(leaf_keys) :], above_totals, len(merged))
-        if levels:
-            levels[-1].parent = inverse[len(leaf_keys) :]
-        group_at, node_at = np.divmod(merged, size)
-        levels.append(_Pairs(group_at, node_at, np.zeros(len(merged), np.intp), own, total))
-        above_keys = group_at * size + view.parent[node_at]
-        above_totals = total
-    levels.reverse()
-    return levels
+    for depth, found in enumerate(
+        summed(view, len(pairs), of_row, sampled.stack, sampled.part, more=sampled.noise)
+    ):
+        assert found.more is not None
+        level, at = part[depth], levels[depth]
+        variance = groups.variance(group_of[found.group], found.total_weight, found.more, inside=bool(depth))
+        place = np.searchsorted(at.group * size + at.node, person_of[found.group] * size + found.node)
+        count = len(at.node)
+        together = np.bincount(place, variance, count)
+        marked = np.bincount(place, variance > 0 if not depth else None, count) > 0
+        _add_variance(level, together, marked)
 
 
-def _frame_labels(view: TablesView, levels: list[_Pairs], labels: _Labels) -> Array:
+def _add_variance(level: _Level, variance: Array, marked: Array) -> None:
+    level.variance = variance if level.variance is None else level.variance + variance
+    level.estimated = marked if level.estimated is None else level.estimated | marked
+
+
+def _frame_labels(view: TablesView, levels: list[Pairs], labels: _Labels) -> Array:
     """Return the label of every frame that the levels use, by frame id."""
     used = np.zeros(len(view.frame_line), np.bool_)
     for level in levels[1:]:
@@ -272,7 +274,8 @@ def _frame_labels(view: TablesView, levels: list[_Pairs], labels: _Labels) -> Ar
 
 def _process_label(view: TablesView, index: int, labels: _Labels) -> int:
     process = view.processes[index]
-    label = (f"{process.name} ({process.pid})", "", "", 0, int(FrameKind.PROCESS))
+    inside = f", {process.container_pid} in its container" if process.container_pid is not None else ""
+    label = (f"{process.name} ({process.pid}{inside})", "", "", 0, int(FrameKind.PROCESS))
     return labels.of(label, ("process", process.pid, process.start_ns))
 
 
@@ -284,13 +287,16 @@ def _thread_label(view: TablesView, index: int, labels: _Labels) -> int:
 # ------------------------------------------------------------------------------------------------------- join
 
 
-def _joined(parts: list[_Part], labels: _Labels) -> Nodes:
+def _joined(parts: list[_Part], labels: _Labels, *, merge: bool = False) -> Nodes:
     """Merge parts from the top down: rows with the same label under the same parent are one. Adds the
     root.
     """
     root = np.zeros(1, np.intp)
     weight = sum((float(part[0].total_weight.sum()) for part in parts), 0.0)
     columns: list[tuple[Array, Array, int, Array, Array]] = [(root, root, 0, np.zeros(1), np.full(1, weight))]
+    exact = all(level.variance is None for part in parts for level in part)
+    spread = sum((float(part[0].variance.sum()) for part in parts if part[0].variance is not None), 0.0)
+    variances, marks = [np.full(1, spread)], [np.full(1, spread != 0)]
     positions: list[Array] = [root] * len(parts)  # for each part, where the rows of its last level went
     first = 0  # number of the first row of the last level
     for depth in range(max(map(len, parts), default=0)):
@@ -299,7 +305,8 @@ def _joined(parts: list[_Part], labels: _Labels) -> Nodes:
         own = np.concatenate([level.self_weight for _, level in here])
         total = np.concatenate([level.total_weight for _, level in here])
         label = np.concatenate([level.label for _, level in here])
-        if len(parts) == 1:
+        variance, marked = _estimated([level for _, level in here])
+        if len(parts) == 1 and not merge:
             inverse = np.arange(len(label))
             merged_parent, merged_label = parents, label
         else:
@@ -310,6 +317,10 @@ def _joined(parts: list[_Part], labels: _Labels) -> Nodes:
             merged_parent = merged_parent + first
             own = np.bincount(inverse, own, len(merged))
             total = np.bincount(inverse, total, len(merged))
+            variance = np.bincount(inverse, variance, len(merged))
+            marked = np.bincount(inverse, marked, len(merged)) > 0
+        variances.append(variance)
+        marks.append(marked)
         first += len(columns[-1][0])
         columns.append((merged_parent, merged_label, depth + 1, own, total))
         at = 0
@@ -323,12 +334,24 @@ def _joined(parts: list[_Part], labels: _Labels) -> Nodes:
         np.concatenate([column[3] for column in columns]),
         np.concatenate([column[4] for column in columns]),
         labels.items,
+        None if exact else np.concatenate(variances),
+        None if exact else np.concatenate(marks),
     )
+
+
+def _estimated(levels: Sequence[_Level]) -> tuple[Array, Array]:
+    """Return the variances and the marks of the rows of several levels, one after the other."""
+    variances = [np.zeros(len(level.label)) if level.variance is None else level.variance for level in levels]
+    marks = [
+        np.zeros(len(level.label), np.bool_) if level.estimated is None else level.estimated
+        for level in levels
+    ]
+    return np.concatenate(variances), np.concatenate(marks)
 
 
 def _truncated(nodes: Nodes, people: int) -> int:
     """Return the weight of stacks whose outermost frame says that the walk did not reach the root."""
     unknown = np.array(
-        [label[4] == FrameKind.UNKNOWN and label[0] != UNMATCHED_LAUNCH for label in nodes.labels], np.bool_
+        [label[4] == FrameKind.UNKNOWN and label[0] not in _NOT_CUT_SHORT for label in nodes.labels], np.bool_
     )
     return int(nodes.total_weight[(nodes.depth == people + 1) & unknown[nodes.label]].sum())

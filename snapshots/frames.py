@@ -1,4 +1,5 @@
-"""The frames: everything that crosses a socket, an ssh pipe or a file, defined once.
+"""The frames: everything that crosses a socket, an ssh pipe or a file, defined once (the frames about
+completed work in work_frames.py).
 
 A frame on the wire is a u32 little-endian length, then a msgpack map {"k": KIND, field: value, ...}. A
 stream starts with the magic `GPUPROF1`, then a `hello` frame from the side that holds the data. Bulk rows
@@ -11,12 +12,13 @@ intern tables (tables.py). A definition frame carries consecutive ids from `firs
 rows that refer to it. A new generation starts with empty tables.
 
 A frame kind that the reader does not know is skipped, and so is a field that it does not know; a missing or
-ill-typed field is a FrameError.
+ill-typed field is a FrameError. A column that came with a later version is declared with `later(value)`: it
+is left out where every row has that value, and where it is absent every row is given it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from typing import Annotated, Any, ClassVar
 
@@ -27,12 +29,16 @@ MAGIC = b"GPUPROF1"
 PROTOCOL_VERSION = 1
 MAX_FRAME_BYTES = 32 << 20
 UNMATCHED_LAUNCH = "[launch not seen]"  # name of the outermost frame, of kind UNKNOWN, of such GPU work
+STACK_NOT_TAKEN = "[stack not taken]"  # the same, of work whose launch was seen and got no stack to save time
+NOT_SEEN = "[not seen on CPU or waiting]"  # in the tree of idle GPU time: of the thread nothing is known then
+NO_THREAD = 0xFFFF_FFFF  # in columns of thread ids: which thread it was is not known
 
 U8 = Annotated[NDArray[np.uint8], "<u1"]
 U16 = Annotated[NDArray[np.uint16], "<u2"]
 U32 = Annotated[NDArray[np.uint32], "<u4"]
 U64 = Annotated[NDArray[np.uint64], "<u8"]
 I32 = Annotated[NDArray[np.int32], "<i4"]
+F32 = Annotated[NDArray[np.float32], "<f4"]
 F64 = Annotated[NDArray[np.float64], "<f8"]
 
 
@@ -53,10 +59,20 @@ class FrameKind(IntEnum):
     WAIT = 9
     OTHER = 10
     UNKNOWN = 11
+    GPU_COMM = 12  # kernels that wait for other devices, such as NCCL's
+    NVTX = 13  # a range that the program has named
 
     @property
     def label(self) -> str:
         return self.name.lower().replace("_", "-")
+
+
+class WaitKind(IntEnum):
+    """Why a thread did not run."""
+
+    BLOCKED = 0  # off-CPU, waiting for something
+    RUNNABLE = 1  # off-CPU, ready but not scheduled
+    SYNC = 2  # inside a synchronizing call of CUDA: may spin on the CPU, and hold BLOCKED rows of its thread
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,6 +80,19 @@ class Frame:
     """Base of all frames; KIND is the `k` on the wire."""
 
     KIND: ClassVar[str] = ""
+
+
+def later(value: float, dtype: str) -> Any:
+    """Declare a column that came with a later version of a frame: absent, every row of it is `value`."""
+    return field(default=None, metadata={"later": np.array(value, dtype)})
+
+
+def _fill(frame: Frame, like: str) -> None:
+    """Give the columns of `later` that are absent their value, as often as column `like` has rows."""
+    for item in fields(frame):
+        value = item.metadata.get("later")
+        if value is not None and getattr(frame, item.name) is None:
+            object.__setattr__(frame, item.name, np.full(len(getattr(frame, like)), value))
 
 
 # ----------------------------------------------------------------------------------- facts (server to client)
@@ -154,13 +183,14 @@ class Status(Frame):
     time_ns: int
     sources: list[SourceStatus]
     sampler_cpu_ns: int  # CPU time of the sampler process so far
-    sampler_rss_bytes: int
+    sampler_rss_bytes: int  # resident, its history included; without the BPF maps and rings that it maps
     history_start_ns: int  # oldest instant that a query can still reach
     history_bytes: int
     bpf_run_ns: int | None = None  # time inside the BPF programs, where the kernel counts it (bpf_stats)
     dropped_readings: int = 0  # to this client, because it was slow
     dropped_samples: int = 0
     dropped_gpu_work: int = 0
+    dropped_waits: int = 0
 
 
 # ----------------------------------------------------------------------------------------- readings over time
@@ -303,6 +333,12 @@ class GpuWork(Frame):
     kernel or copy as its leaf frame (kind GPU_KERNEL or GPU_COPY); where no launch was found, the leaf
     hangs below one frame of kind UNKNOWN named UNMATCHED_LAUNCH. `thread`: the thread that launched it, or
     one with tid 0 of the process where that is not known.
+
+    `weight`: 1 where the stack of its own launch is known; w > 1 where the launch was one of a random sample
+    and stands for w launches; 0 where the launch was seen but its stack was not taken: then the leaf hangs
+    below one frame of kind UNKNOWN named STACK_NOT_TAKEN. `nvtx`: the stack of the NVTX ranges that its
+    launch was in, outermost first (0: none). `again`: 1 where an earlier row is of the same launch, as of a
+    graph.
     """
 
     KIND: ClassVar[str] = "gpu_work"
@@ -313,6 +349,35 @@ class GpuWork(Frame):
     stream: U32
     thread: U32
     stack: U32
+    weight: F32 = later(1.0, "<f4")  # noqa: RUF009
+    nvtx: U32 = later(0, "<u4")  # noqa: RUF009
+    again: U8 = later(0, "<u1")  # noqa: RUF009
+
+    def __post_init__(self) -> None:
+        _fill(self, "start_ns")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Waits(Frame):
+    """Intervals in which a thread did not run, or was inside a call that waits: one row each, over
+    [start_ns, end_ns).
+
+    `stack`: the host stack at the switch-out (or of the synchronizing call), then a leaf of kind WAIT that
+    names the wait ("futex", "sleep", "cudaStreamSynchronize" ...), then, where the waker is known, a frame of
+    kind WAIT named "woken by <comm>", then the waker's own frames, root first. `waker`: the thread that ended
+    the wait, NO_THREAD where it is not known. `weight`: how many such intervals this row stands for (>= 1).
+    `kind`: a WaitKind.
+    """
+
+    KIND: ClassVar[str] = "waits"
+    generation: int
+    start_ns: U64
+    end_ns: U64
+    thread: U32
+    stack: U32
+    waker: U32
+    weight: F32
+    kind: U8
 
 
 # -------------------------------------------------------------------------------- requests (client to server)
@@ -336,6 +401,7 @@ class Query(Frame):
     """A folded tree of [start_ns, end_ns). Empty filter lists mean no filter; filters are combined by and.
 
     `cpus` is for samples only and `gpus` (UUIDs) for GPU work only: with another tree they are an error.
+    `scaled`: GPU time that was recorded for a part of the range only is scaled to all of it.
     """
 
     KIND: ClassVar[str] = "query"
@@ -350,6 +416,7 @@ class Query(Frame):
     min_fraction: float = 0.0005  # smaller siblings are summed in an "other (n)" row
     max_nodes: int = 20_000
     gpus: list[str] = field(default_factory=list)
+    scaled: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -372,7 +439,8 @@ class Fetched(Frame):
 class Tree(Frame):
     """Answer to a query, in preorder, children by falling total. Node 0 is the root and its own parent.
 
-    `name`, `file`, `binary` index `strings` (0: none); `line` 0: none. `unit`: "samples" or "ns".
+    `name`, `file`, `binary` index `strings` (0: none); `line` 0: none. `unit`: "samples" or "ns". `estimated`
+    is 1 where the weight is not exact, and `error` then the standard error of `total_weight`, NaN elsewhere.
     """
 
     KIND: ClassVar[str] = "tree"
@@ -392,6 +460,11 @@ class Tree(Frame):
     total_weight: F64
     summary: str = ""
     truncated: int = 0  # weight of the stacks that did not reach the root of their thread, in `unit`
+    estimated: U8 = later(0, "<u1")  # noqa: RUF009
+    error: F64 = later(np.nan, "<f8")  # noqa: RUF009
+
+    def __post_init__(self) -> None:
+        _fill(self, "parent")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -406,7 +479,7 @@ class Failure(Frame):
 
 ALL_FRAMES: tuple[type[Frame], ...] = (
     Hello, Clock, Gpus, Status, SeriesDefs, Readings, ProcessDefs, ThreadDefs, StringDefs, FunctionDefs,
-    FrameDefs, StackDefs, Samples, GpuWork, Subscribe, Query, Fetch, Fetched, Tree, Failure,
+    FrameDefs, StackDefs, Samples, GpuWork, Waits, Subscribe, Query, Fetch, Fetched, Tree, Failure,
 )  # fmt: skip
 
 Wire = dict[str, Any]

@@ -3,7 +3,8 @@ the counts of those that have none.
 
 A record is invalid when its start is 0, it ends before it starts, or it lies in the future; invalid ones are
 counted and left out. One that starts before its launch is kept and counted as early. One whose launch is not
-there yet is held back for a while, then kept and counted as unmatched.
+there yet is held back for a while, then kept and counted as unmatched. One whose launch is known to have no
+stack, since a random sample of launches gets one, waits for nothing and is counted as left out.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from gpuprof.snapshots.columns import Array
-from gpuprof.snapshots.frames import UNMATCHED_LAUNCH, FrameKind
+from gpuprof.snapshots.frames import STACK_NOT_TAKEN, UNMATCHED_LAUNCH, FrameKind
 from gpuprof.snapshots.join import CLOCK_TOLERANCE_NS, LaunchTable, Matches
 from gpuprof.snapshots.tables import Tables
 
 DEFAULT_HOLD_NS = 2 * 10**9
 DEFAULT_MAX_HELD = 1 << 16
+NO_LAUNCH, LEFT_OUT = -1, -2  # in the stack column of Matches
 _MEMO_BITS = 15
 _NO_KEY = np.uint64((1 << 64) - 1)
 _SPREAD = np.uint64(0x9E37_79B9_7F4A_7C15)  # 2^64 / golden ratio
@@ -37,12 +39,13 @@ def valid(
 
 @dataclass(slots=True)
 class JoinCounts:
-    """What became of the records so far; early and unmatched ones are among the valid."""
+    """What became of the records so far; early, unmatched and left-out ones are among the valid."""
 
     valid: int = 0
     invalid: int = 0
     early: int = 0
     unmatched: int = 0
+    left_out: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,8 @@ class RecordJoin:
         """Return what is settled of the records that wait and of new ones, given as equal-length columns.
 
         The columns are `correlation` (u32), `start_ns`, `end_ns` (u64), and any others, the same in every
-        call; those come back as they are.
+        call; those come back as they are. `left_out` (bool), where there is such a column, marks the records
+        whose launch has no stack on purpose; `launch_ns` (u64) then tells when it was made (0: not known).
         """
         fresh = {name: np.asarray(column) for name, column in records.items()}
         good = valid(fresh["start_ns"], fresh["end_ns"], now_ns, tolerance_ns=self.tolerance_ns)
@@ -103,10 +107,15 @@ class RecordJoin:
     def _settled(
         self, key: tuple[Hashable, int], columns: dict[str, Array], waits_from_ns: int | None
     ) -> Joined:
-        launch = self.launches.match(*key, columns["correlation"], columns["start_ns"])
-        found = launch.found
+        launch = self._match(key, columns)
+        left_out = launch.stack == LEFT_OUT
+        found = launch.found | left_out
         start = columns["start_ns"].astype(np.int64)
-        self.counts.early += int(np.count_nonzero(found & (start < launch.enter_ns)))
+        enter = launch.enter_ns  # -1 where there is none
+        if "launch_ns" in columns and left_out.any():
+            enter = np.where(left_out, columns["launch_ns"].astype(np.int64), enter)
+        self.counts.early += int(np.count_nonzero(start < enter))
+        self.counts.left_out += int(np.count_nonzero(left_out))
         waits = np.zeros(len(found), np.bool_)
         if waits_from_ns is not None and not found.all():
             waits = ~found & (columns["end_ns"].astype(np.int64) >= waits_from_ns)
@@ -121,6 +130,27 @@ class RecordJoin:
         return Joined(
             {name: column[done] for name, column in columns.items()}, Matches(*(part[done] for part in parts))
         )
+
+    def _match(self, key: tuple[Hashable, int], columns: dict[str, Array]) -> Matches:
+        left_out = columns.get("left_out")
+        if left_out is None or not left_out.any():
+            return self.launches.match(*key, columns["correlation"], columns["start_ns"])
+        rest = np.flatnonzero(~left_out)
+        some = self.launches.match(*key, columns["correlation"][rest], columns["start_ns"][rest])
+        count = len(left_out)
+        nothing = np.full(count, -1, np.int64)
+        launch = Matches(nothing, np.full(count, LEFT_OUT, np.int64), nothing.copy(), np.zeros(count))
+        for all_of, found in (
+            (launch.thread, some.thread), (launch.stack, some.stack), (launch.enter_ns, some.enter_ns),
+            (launch.weight, some.weight),
+        ):  # fmt: skip
+            all_of[rest] = found
+        return launch
+
+
+def left_out_stack(tables: Tables) -> int:
+    """Return the stack below which the leaf frames of work hang whose launch has no stack on purpose."""
+    return tables.stack([tables.frame(tables.function(STACK_NOT_TAKEN, "", "", FrameKind.UNKNOWN))])
 
 
 def unmatched_stack(tables: Tables) -> int:
@@ -141,10 +171,12 @@ class LeafStacks:
     def of(self, stack: ArrayLike, leaf: ArrayLike) -> Array:
         """Return for each pair of a stack and a frame id the stack with that frame as its leaf (u32).
 
-        A stack of -1 (no launch) stands for `unmatched_stack`. IndexError for ids that are not defined.
+        NO_LAUNCH stands for `unmatched_stack`, LEFT_OUT for `left_out_stack`. IndexError for ids that are not
+        defined.
         """
         below = np.asarray(stack, np.int64)
         if len(below) and below.min() < 0:
+            below = np.where(below == LEFT_OUT, left_out_stack(self.tables), below)
             below = np.where(below < 0, unmatched_stack(self.tables), below)
         keys = (below.astype(np.uint64) << np.uint64(32)) | np.asarray(leaf, np.uint64)
         place = (keys * _SPREAD) >> np.uint64(64 - _MEMO_BITS)

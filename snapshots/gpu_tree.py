@@ -2,7 +2,9 @@
 
 The weight of a row is its overlap with the range, in ns. The widths of the tree are sums: work that runs at
 the same time counts as often, so that they can exceed the wall time. Busy is the union of a device's rows.
-Idle is claimed only where the device was observed (metrics.py, gpu_observed).
+Idle is claimed only where the device was observed (metrics.py, gpu_observed). Work whose launch got no stack
+is spread over the paths of the launches that did (launch_estimates.py). Where a query asks for it, what ran
+while a device was recorded is scaled to the whole range (time_share.py).
 """
 
 from __future__ import annotations
@@ -12,9 +14,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gpuprof.snapshots import fold, gaps
+from gpuprof.snapshots import fold, gaps, launch_estimates, time_share
 from gpuprof.snapshots.columns import Array, Rows
-from gpuprof.snapshots.frames import UNMATCHED_LAUNCH, FrameKind, GpuFacts, Query, Tree
+from gpuprof.snapshots.frames import STACK_NOT_TAKEN, UNMATCHED_LAUNCH, FrameKind, GpuFacts, Query, Tree
 from gpuprof.snapshots.gaps import Shares, Spans
 from gpuprof.snapshots.names import clean
 from gpuprof.snapshots.table_view import TablesView, TaggedRows
@@ -46,6 +48,7 @@ class DeviceTime:
     shares: Shares
     kernel_ns: int
     copy_ns: int
+    communication_ns: int
     unmatched_ns: int
 
 
@@ -55,15 +58,17 @@ class _Work:
 
     view: TablesView
     columns: dict[str, Array]
-    weight: Array  # i64, ns in the range
+    inside_ns: Array  # i64, in the range
     kept: Array | None  # mask of the rows that pass the pid and tid filters; None: all do
 
 
 def gpu_tree(query: Query, work: Sequence[TaggedRows], devices: Devices) -> Tree:
     """Return the answer to a query of GPU time. `work`: rows that touch the range."""
     parts = [_asked_for(query, view, blocks) for view, blocks in fold.by_tables(work)]
-    tree = fold.tree_of(query, map(_weighed, parts), name="gpu", unit="ns")
-    return replace(tree, summary=_summary(query, _device_times(query, parts, devices), devices))
+    scale = _Scale.of(devices) if query.scaled else None
+    tree = fold.tree_of(query, [_weighed(work, scale) for work in parts], name="gpu", unit="ns")
+    said = _summary(query, _device_times(query, parts, devices), devices)
+    return replace(tree, summary=said + (scale.sentence() if scale is not None else ""))
 
 
 def observed_spans(gauge: Gauge) -> Spans:
@@ -77,7 +82,7 @@ def observed_spans(gauge: Gauge) -> Spans:
 
 
 def _asked_for(query: Query, view: TablesView, blocks: Sequence[Rows]) -> _Work:
-    names = ("start_ns", "end_ns", "gpu", "thread", "stack")
+    names = ("start_ns", "end_ns", "gpu", "thread", "stack", "weight")
     columns = {name: np.concatenate([rows.columns[name] for rows in blocks]) for name in names}
     if query.gpus:
         wanted = set(query.gpus)
@@ -85,17 +90,78 @@ def _asked_for(query: Query, view: TablesView, blocks: Sequence[Rows]) -> _Work:
         ids = [number for number in known.tolist() if number and view.strings[number] in wanted]
         mask = np.isin(columns["gpu"], np.array(ids, np.uint32))
         columns = {name: column[mask] for name, column in columns.items()}
-    weight = gaps.lengths(columns["start_ns"], columns["end_ns"], query.start_ns, query.end_ns)
+    inside = gaps.lengths(columns["start_ns"], columns["end_ns"], query.start_ns, query.end_ns)
     threads = fold.thread_mask(query, view)
-    return _Work(view, columns, weight, None if threads is None else threads[columns["thread"]])
+    return _Work(view, columns, inside, None if threads is None else threads[columns["thread"]])
 
 
-def _weighed(work: _Work) -> fold.Weighed:
-    rows = (work.columns["thread"], work.columns["stack"], work.weight)
+@dataclass(frozen=True, slots=True)
+class _Scale:
+    """The windows in which devices were recorded, for a query that asks for scaled times."""
+
+    windows: time_share.Windows
+    places: Mapping[str, tuple[int, Spans]]
+    length_ns: int
+
+    @classmethod
+    def of(cls, devices: Devices) -> _Scale:
+        low, high = devices.low_ns, max(devices.high_ns, devices.low_ns)
+        observed = {uuid: observed_spans(gauge) for uuid, gauge in devices.observed.items()}
+        return cls(*time_share.windows_of(observed, low, high), high - low)
+
+    def apply(
+        self, view: TablesView, columns: Mapping[str, Array], inside_ns: Array
+    ) -> tuple[Array, Array, time_share.Clustered]:
+        """Return for each row the time that counts, the factor that scales it, and its window.
+
+        Work counts whole in the window in which it begins, as it is recorded, so that long work is not missed
+        at the edges.
+        """
+        inside, factor = inside_ns.copy(), np.ones(len(inside_ns))
+        window = np.full(len(inside_ns), -1, np.int64)
+        for number in np.unique(columns["gpu"]).tolist():
+            first, spans = self.places.get(view.strings[number], (0, gaps.EMPTY))
+            if not len(spans):
+                continue
+            mine = np.flatnonzero(columns["gpu"] == number)
+            start = columns["start_ns"][mine].astype(np.int64)
+            inside[mine] = np.where(spans.holds(start), inside[mine], 0)
+            factor[mine] = self.length_ns / spans.total_ns
+            window[mine] = first + np.clip(np.searchsorted(spans.end, start, "right"), 0, len(spans) - 1)
+        return inside, factor, time_share.Clustered(self.windows, window)
+
+    def sentence(self) -> str:
+        if not len(self.windows.recorded):
+            return ""
+        shares = ", ".join(f"{100 * share:.0f} %" for share in self.windows.recorded.tolist())
+        return f"{SUMMARY_SEPARATOR}the tree is scaled from the {shares} of the time that was recorded"
+
+
+def _weighed(work: _Work, scale: _Scale | None = None) -> fold.Weighed:
+    columns, inside = work.columns, work.inside_ns
     if work.kept is not None:
-        thread, stack, weight = (column[work.kept] for column in rows)
-        return fold.Weighed(work.view, thread, stack, weight)
-    return fold.Weighed(work.view, *rows)
+        columns, inside = {name: column[work.kept] for name, column in columns.items()}, inside[work.kept]
+    factor, clustered = None, None
+    if scale is not None and len(inside):
+        inside, factor, clustered = scale.apply(work.view, columns, inside)
+    if not len(inside) or (columns["weight"] == 1).all():
+        weight = inside if factor is None else inside * factor
+        return fold.Weighed(work.view, columns["thread"], columns["stack"], weight, clustered=clustered)
+    leaves = _leaves(work.view, columns["stack"])
+    usable = (columns["weight"] > 0) & ~leaves.unmatched & ~leaves.not_taken
+    stays, rows, sampled = launch_estimates.spread(
+        work.view, columns, inside, without=leaves.not_taken, usable=usable
+    )
+    thread, stack, weight = columns["thread"][stays], columns["stack"][stays], inside[stays]
+    if factor is not None and clustered is not None:
+        weight = weight * factor[stays]
+        of_row = clustered.of_row[stays]
+        if sampled is not None:
+            more = factor[rows]
+            sampled = replace(sampled, part=sampled.part * more, noise=sampled.noise * more**2)
+            of_row = np.concatenate([of_row, clustered.of_row[rows]])
+        clustered = replace(clustered, of_row=of_row)
+    return fold.Weighed(work.view, thread, stack, weight, sampled=sampled, clustered=clustered)
 
 
 # --------------------------------------------------------------------------------------------------- in words
@@ -107,17 +173,18 @@ def _device_times(query: Query, parts: Sequence[_Work], devices: Devices) -> lis
     sums: dict[str, Array] = {}
     spans: dict[str, Spans] = {}
     for work in parts:
-        kind, unmatched = _kinds(work.view, work.columns["stack"])
-        weight = work.weight if work.kept is None else np.where(work.kept, work.weight, 0)
+        leaves = _leaves(work.view, work.columns["stack"])
+        inside = work.inside_ns if work.kept is None else np.where(work.kept, work.inside_ns, 0)
         for number in np.unique(work.columns["gpu"]).tolist():
             uuid = work.view.strings[number]
             mine = work.columns["gpu"] == number
             busy = gaps.union(work.columns["start_ns"][mine], work.columns["end_ns"][mine])
             spans[uuid] = spans[uuid].joined(busy) if uuid in spans else busy
-            mine_ns, mine_kind = weight[mine], kind[mine]
-            copies = mine_kind == FrameKind.GPU_COPY
-            mine_sums = [mine_ns[mask].sum() for mask in (~copies, copies, unmatched[mine])]
-            sums[uuid] = sums.get(uuid, np.zeros(3, np.int64)) + np.array(mine_sums, np.int64)
+            mine_ns, kind = inside[mine], leaves.kind[mine]
+            copies, talk = kind == FrameKind.GPU_COPY, kind == FrameKind.GPU_COMM
+            masks = (~copies & ~talk, copies, talk, leaves.unmatched[mine])
+            mine_sums = [mine_ns[mask].sum() for mask in masks]
+            sums[uuid] = sums.get(uuid, np.zeros(4, np.int64)) + np.array(mine_sums, np.int64)
     order = {gpu.uuid: gpu.index for gpu in devices.facts}
     asked = set(query.gpus)
     uuids = {*spans, *(uuid for uuid in devices.observed if not asked or uuid in asked)}
@@ -125,12 +192,22 @@ def _device_times(query: Query, parts: Sequence[_Work], devices: Devices) -> lis
     for uuid in sorted(uuids, key=lambda uuid: (order.get(uuid, len(order)), uuid)):
         observed = observed_spans(devices.observed[uuid]) if uuid in devices.observed else gaps.EMPTY
         shares = gaps.shares(low, high, spans.get(uuid, gaps.EMPTY), observed)
-        times.append(DeviceTime(uuid, shares, *sums.get(uuid, np.zeros(3, np.int64)).tolist()))
+        times.append(DeviceTime(uuid, shares, *sums.get(uuid, np.zeros(4, np.int64)).tolist()))
     return times
 
 
-def _kinds(view: TablesView, stack: Array) -> tuple[Array, Array]:
-    """Return for each row the kind of its leaf frame, and a mask of those without a launch."""
+@dataclass(frozen=True, slots=True)
+class _Leaves:
+    """Of each row of GPU work: the kind of its leaf frame, and whether its launch was not seen or got no
+    stack.
+    """
+
+    kind: Array
+    unmatched: Array
+    not_taken: Array
+
+
+def _leaves(view: TablesView, stack: Array) -> _Leaves:
     stacks, inverse = fold.compact(stack, len(view.parent))
     kind = np.full(len(stacks), int(FrameKind.UNKNOWN), np.uint8)
     outermost = stacks.copy()
@@ -139,14 +216,14 @@ def _kinds(view: TablesView, stack: Array) -> tuple[Array, Array]:
     while len(inner := np.flatnonzero(view.parent[outermost])):
         outermost[inner] = view.parent[outermost[inner]]
     function = view.frame_function[view.frame[outermost[some]]]
-    unseen = [
-        number
-        for number in np.unique(function).tolist()
-        if view.kind[number] == FrameKind.UNKNOWN and view.strings[int(view.name[number])] == UNMATCHED_LAUNCH
-    ]
-    unmatched = np.zeros(len(stacks), np.bool_)
-    unmatched[some] = np.isin(function, unseen)
-    return kind[inverse], unmatched[inverse]
+    unknown = [n for n in np.unique(function).tolist() if view.kind[n] == FrameKind.UNKNOWN]
+    masks = []
+    for text in (UNMATCHED_LAUNCH, STACK_NOT_TAKEN):
+        named = [number for number in unknown if view.strings[int(view.name[number])] == text]
+        mask = np.zeros(len(stacks), np.bool_)
+        mask[some] = np.isin(function, named)
+        masks.append(mask[inverse])
+    return _Leaves(kind[inverse], *masks)
 
 
 def _summary(query: Query, times: Sequence[DeviceTime], devices: Devices) -> str:
@@ -169,10 +246,12 @@ def _sentence(time: DeviceTime, names: Mapping[str, str], *, only_part: bool) ->
         parts.append(f"not observed {duration_text(shares.unobserved_ns)}")
     everyone = " (all processes)" if only_part else ""
     said = [f"{name}: {', '.join(parts)} of {duration_text(length)}{everyone}"]
-    total = time.kernel_ns + time.copy_ns
+    total = time.kernel_ns + time.copy_ns + time.communication_ns
     if total:
         copies = f", copies {duration_text(time.copy_ns)}" if time.copy_ns else ""
-        said.append(f"{'here ' if only_part else ''}kernels sum {duration_text(time.kernel_ns)}{copies}")
+        talk = f", communication {duration_text(time.communication_ns)}" if time.communication_ns else ""
+        sums = f"kernels sum {duration_text(time.kernel_ns)}{copies}{talk}"
+        said.append(f"{'here ' if only_part else ''}{sums}")
         said.append(f"{_percent(total - time.unmatched_ns, total)} % matched to a launch")
     return "; ".join(said)
 

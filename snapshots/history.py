@@ -8,26 +8,39 @@ compute outside it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from gpuprof.snapshots import compact, cursor, queries
+from gpuprof.snapshots import compact, cursor, queries, rows, work_rate
 from gpuprof.snapshots.columns import Array, RowLog, Rows
 from gpuprof.snapshots.cursor import MAX_LAG_NS, Cursor
-from gpuprof.snapshots.frames import Clock, Frame, Gpus, Hello, Query, SeriesDef, Status, Tree
-from gpuprof.snapshots.gaps import MAX_NS
+from gpuprof.snapshots.frames import (
+    Clock,
+    Frame,
+    Gpus,
+    GpuWork,
+    Hello,
+    Query,
+    Samples,
+    SeriesDef,
+    Status,
+    Tree,
+    Waits,
+)
 from gpuprof.snapshots.ingest import Ingest
-from gpuprof.snapshots.table_view import TablesView, TaggedRows
+from gpuprof.snapshots.rows import (
+    GPU_WORK_COLUMNS,
+    RANGE_COLUMNS,
+    READING_COLUMNS,
+    SAMPLE_COLUMNS,
+    WAIT_COLUMNS,
+)
+from gpuprof.snapshots.table_view import TaggedRows
 from gpuprof.snapshots.tables import Tables
+from gpuprof.snapshots.work_frames import Ranges, RateQuery, Rates
 
-SAMPLE_COLUMNS = {"time_ns": "<u8", "cpu": "<u2", "thread": "<u4", "stack": "<u4"}
-GPU_WORK_COLUMNS = {
-    "start_ns": "<u8", "end_ns": "<u8", "gpu": "<u4", "stream": "<u4", "thread": "<u4", "stack": "<u4",
-}  # fmt: skip
-READING_COLUMNS = {"series": "<u4", "start_ns": "<u8", "end_ns": "<u8", "value": "<f8"}
 DEFAULT_MAX_BYTES = 64 << 20
 DEFAULT_MAX_AGE_NS = 3600 * 10**9
 MAX_SERIES = 1 << 14
@@ -36,12 +49,12 @@ _KEPT_SHARE = 4  # a kind of rows that takes less than this part of the bound is
 
 
 class History:
-    """Readings, samples, GPU work and what they refer to. Every method may be called from any thread.
+    """Readings, samples, GPU work, waits and what they refer to. Every method may be called from any thread.
 
     `max_bytes` bounds rows and tables together, `max_age_ns` the age of rows against the newest one (None:
     no bound); the oldest blocks of rows are dropped first, but those of a kind that takes much room before
     those of one that takes little. To intern and add rows, hold `lock` from the first id that is taken of
-    `tables` to `add_samples` or `add_gpu_work`, so that no generation begins in between.
+    `tables` to `add_samples`, `add_gpu_work` or `add_waits`, so that no generation begins in between.
     """
 
     def __init__(
@@ -56,6 +69,8 @@ class History:
         self.facts_version = 0  # grows with each clock, gpus and status that is set
         self.samples = RowLog(SAMPLE_COLUMNS, start="time_ns", end="time_ns")
         self.gpu_work = RowLog(GPU_WORK_COLUMNS, start="start_ns", end="end_ns")
+        self.waits = RowLog(WAIT_COLUMNS, start="start_ns", end="end_ns")
+        self.ranges = RowLog(RANGE_COLUMNS, start="start_ns", end="end_ns")
         self.readings = RowLog(READING_COLUMNS, start="start_ns", end="end_ns")
         self.series_defs: dict[int, SeriesDef] = {}
         self.newest_ns = 0
@@ -93,13 +108,12 @@ class History:
 
         ValueError for ids that are not defined and for columns of different lengths.
         """
-        columns = _columns(SAMPLE_COLUMNS, (time_ns, cpu, thread, stack))
+        columns = rows.columns_of(SAMPLE_COLUMNS, (time_ns, cpu, thread, stack))
         if not len(columns["time_ns"]):
             return
         with self.lock:
             tables = tables or self.tables
-            if columns["thread"].max() >= tables.thread_count or columns["stack"].max() >= tables.node_count:
-                raise ValueError("a sample refers to a thread or a stack that is not defined")
+            rows.check_samples(columns, tables)
             self.samples.add(columns, tables)
             self._bound(int(columns["time_ns"].max()))
 
@@ -112,31 +126,81 @@ class History:
         stream: ArrayLike,
         thread: ArrayLike,
         stack: ArrayLike,
+        weight: ArrayLike = 1.0,
+        nvtx: ArrayLike = 0,
+        again: ArrayLike = 0,
         tables: Tables | None = None,
     ) -> None:
         """Add GPU work (frames.GpuWork), as equal-length columns with ids of the current generation (or of
-        `tables`).
+        `tables`); `weight`, `nvtx` and `again` may be one for all.
 
         ValueError for ids that are not defined, work that ends before it starts or lies further in the future
         than a clock can, and columns of different lengths.
         """
-        columns = _columns(GPU_WORK_COLUMNS, (start_ns, end_ns, gpu, stream, thread, stack))
+        count = len(np.asarray(start_ns))
+        weight = rows.weights(weight, count)
+        nvtx, again = (
+            np.broadcast_to(value, (count,)) if np.ndim(value) == 0 else value for value in (nvtx, again)
+        )
+        values = (start_ns, end_ns, gpu, stream, thread, stack, weight, nvtx, again)
+        columns = rows.columns_of(GPU_WORK_COLUMNS, values)
         if not len(columns["start_ns"]):
             return
-        newest_ns = int(columns["end_ns"].max())
-        if (columns["end_ns"] < columns["start_ns"]).any() or newest_ns >= MAX_NS:
-            raise ValueError("GPU work that ends before it starts, or never")
         with self.lock:
             tables = tables or self.tables
-            for name, count in (
-                ("gpu", tables.string_count),
-                ("thread", tables.thread_count),
-                ("stack", tables.node_count),
-            ):
-                if columns[name].max() >= count:
-                    raise ValueError(f"GPU work refers to a {name} that is not defined")
+            rows.check_gpu_work(columns, tables)
             self.gpu_work.add(columns, tables)
-            self._bound(newest_ns)
+            self._bound(int(columns["end_ns"].max()))
+
+    def add_waits(  # noqa: PLR0917
+        self,
+        start_ns: ArrayLike,
+        end_ns: ArrayLike,
+        thread: ArrayLike,
+        stack: ArrayLike,
+        waker: ArrayLike,
+        weight: ArrayLike,
+        kind: ArrayLike,
+        *,
+        tables: Tables | None = None,
+    ) -> None:
+        """Add waits of threads (frames.Waits), as equal-length columns with ids of the current generation (or
+        of `tables`); `weight` may be one for all.
+
+        ValueError as for GPU work, and for a kind that is not a WaitKind.
+        """
+        weight = rows.weights(weight, len(np.asarray(start_ns)))
+        columns = rows.columns_of(WAIT_COLUMNS, (start_ns, end_ns, thread, stack, waker, weight, kind))
+        if not len(columns["start_ns"]):
+            return
+        with self.lock:
+            tables = tables or self.tables
+            rows.check_waits(columns, tables)
+            self.waits.add(columns, tables)
+            self._bound(int(columns["end_ns"].max()))
+
+    def add_ranges(
+        self,
+        start_ns: ArrayLike,
+        end_ns: ArrayLike,
+        thread: ArrayLike,
+        stack: ArrayLike,
+        weight: ArrayLike = 1.0,
+        *,
+        tables: Tables | None = None,
+    ) -> None:
+        """Add NVTX ranges (work_frames.Ranges), as equal-length columns with ids of the current generation
+        (or of `tables`); `weight` may be one for all. ValueError as for GPU work.
+        """
+        weight = rows.weights(weight, len(np.asarray(start_ns)))
+        columns = rows.columns_of(RANGE_COLUMNS, (start_ns, end_ns, thread, stack, weight))
+        if not len(columns["start_ns"]):
+            return
+        with self.lock:
+            tables = tables or self.tables
+            rows.check_ranges(columns, tables)
+            self.ranges.add(columns, tables)
+            self._bound(int(columns["end_ns"].max()))
 
     def series(
         self, metric: str, *, gpu: str | None = None, pid: int | None = None, core: int | None = None
@@ -163,7 +227,7 @@ class History:
         ValueError for an unknown series, a window that ends before it starts, and columns of different
         lengths.
         """
-        columns = _columns(READING_COLUMNS, (series, start_ns, end_ns, value))
+        columns = rows.columns_of(READING_COLUMNS, (series, start_ns, end_ns, value))
         if not len(columns["series"]):
             return
         if (columns["end_ns"] < columns["start_ns"]).any():
@@ -202,7 +266,7 @@ class History:
             self._ingest.take(frame)
 
     def clear_rows(self) -> None:
-        """Drop all samples, GPU work and readings; tables and series stay."""
+        """Drop all samples, GPU work, waits, ranges and readings; tables and series stay."""
         with self.lock:
             for log in self._logs:
                 while len(log):
@@ -252,17 +316,31 @@ class History:
         """
         return queries.answer(self, query)
 
+    def rates(self, query: RateQuery) -> Rates:
+        """Return how often what was asked for occurred. GpuprofError where too much is asked for."""
+        return work_rate.answer(self, query)
+
     def samples_between(self, start_ns: int, end_ns: int) -> list[TaggedRows]:
         """Return the samples in [start_ns, end_ns), block by block, each with the tables that it refers
         to.
         """
         with self.lock:
-            return _tagged(self.samples, start_ns, end_ns)
+            return rows.tagged(self.samples, start_ns, end_ns)
 
     def gpu_work_between(self, start_ns: int, end_ns: int) -> list[TaggedRows]:
         """Return the GPU work that touches [start_ns, end_ns), block by block, each with its tables."""
         with self.lock:
-            return _tagged(self.gpu_work, start_ns, end_ns)
+            return rows.tagged(self.gpu_work, start_ns, end_ns)
+
+    def waits_between(self, start_ns: int, end_ns: int) -> list[TaggedRows]:
+        """Return the waits that touch [start_ns, end_ns), block by block, each with its tables."""
+        with self.lock:
+            return rows.tagged(self.waits, start_ns, end_ns)
+
+    def ranges_between(self, start_ns: int, end_ns: int) -> list[TaggedRows]:
+        """Return the NVTX ranges that touch [start_ns, end_ns), block by block, each with its tables."""
+        with self.lock:
+            return rows.tagged(self.ranges, start_ns, end_ns)
 
     def readings_between(self, start_ns: int, end_ns: int) -> tuple[dict[int, SeriesDef], dict[str, Array]]:
         """Return the readings that touch [start_ns, end_ns), as columns, and the definitions of all series
@@ -272,7 +350,7 @@ class History:
             parts = list(self.readings.between(start_ns, end_ns))
             defs = dict(self.series_defs)
         columns: dict[str, Array] = {
-            name: np.concatenate([rows.columns[name] for rows in parts]) if parts else np.empty(0, dtype)
+            name: np.concatenate([part.columns[name] for part in parts]) if parts else np.empty(0, dtype)
             for name, dtype in READING_COLUMNS.items()
         }
         return defs, columns
@@ -283,8 +361,8 @@ class History:
         """Return the frames of [start_ns, end_ns): Hello first, self-contained, definitions before what
         needs them.
 
-        `level`: "rows", or "metrics" for neither samples nor GPU work. With `by_end` a reading or GPU work
-        belongs to the range that it ends in, so that neighbouring ranges share none. The history is read at
+        `level`: "rows", or "metrics" for readings only. With `by_end` a row that covers a window belongs to
+        the range that it ends in, so that neighbouring ranges share none. The history is read at
         the call, not while iterating.
         """
         first_ns = start_ns - 1 if by_end else start_ns
@@ -292,16 +370,22 @@ class History:
             hello, clocks, gpus, status = self.hello, list(self.clocks), self.gpus, self.status
             defs, readings = self.readings_between(first_ns, end_ns)
             samples = self.samples_between(start_ns, end_ns) if level == "rows" else []
-            work = self.gpu_work_between(first_ns, end_ns) if level == "rows" else []
+            windows = self.gpu_work_between(first_ns, end_ns) if level == "rows" else []
+            waits = self.waits_between(first_ns, end_ns) if level == "rows" else []
+            ranges = self.ranges_between(first_ns, end_ns) if level == "rows" else []
             current = self.tables.view()
         if by_end:
-            readings = _ending(readings, start_ns, end_ns)
-            work = [
-                (view, Rows(rows.first, rows.tag, _ending(rows.columns, start_ns, end_ns)))
-                for view, rows in work
-            ]
+            readings = rows.ending(readings, start_ns, end_ns)
+            windows, waits, ranges = (
+                [
+                    (view, Rows(part.first, part.tag, rows.ending(part.columns, start_ns, end_ns)))
+                    for view, part in log
+                ]
+                for log in (windows, waits, ranges)
+            )
         facts: list[Frame] = [hello, *clocks, *([gpus] if gpus else []), *([status] if status else [])]
-        return compact.frames(facts, (defs, readings), samples=samples, work=work, current=current)
+        tagged = {Samples: samples, GpuWork: windows, Waits: waits, Ranges: ranges}
+        return compact.frames(facts, (defs, readings), tagged, current=current)
 
     # ------------------------------------------------------------------------------------------------ cursors
 
@@ -323,7 +407,7 @@ class History:
         end.
 
         Definitions come before the rows that refer to them. Rows that a slow client can no longer get are
-        counted in the cursor's `dropped_samples`, `dropped_gpu_work` and `dropped_readings`.
+        counted in the cursor's `dropped_samples`, `dropped_gpu_work`, `dropped_waits` and `dropped_readings`.
         """
         with self.lock:
             return cursor.advance(self, position, max_bytes)
@@ -335,8 +419,8 @@ class History:
     # ----------------------------------------------------------------------------------------------- internal
 
     @property
-    def _logs(self) -> tuple[RowLog, RowLog, RowLog]:
-        return self.samples, self.gpu_work, self.readings
+    def _logs(self) -> tuple[RowLog, ...]:
+        return self.samples, self.gpu_work, self.waits, self.ranges, self.readings
 
     def _note(self, fact: str) -> None:
         self.facts_version += 1
@@ -366,40 +450,16 @@ class History:
             self._count_frozen()
 
     def _count_frozen(self) -> None:
-        tables = {id(tag): tag for tag in [*self.samples.tags(), *self.gpu_work.tags()]}
+        logs = (self.samples, self.gpu_work, self.waits, self.ranges)
+        tables = {id(tag): tag for log in logs for tag in log.tags()}
         self._frozen_bytes = sum(tag.nbytes for tag in tables.values() if tag is not self.tables)
 
     def _forget_series(self) -> None:
         """Forget the series without readings; should all have some, the older half."""
-        parts = [rows.columns["series"] for rows in self.readings.between(0, 1 << 63)]
+        parts = [part.columns["series"] for part in self.readings.between(0, 1 << 63)]
         live = set(np.unique(np.concatenate(parts)).tolist()) if parts else set()
         keep = {number: series for number, series in self.series_defs.items() if number in live}
         if len(keep) >= MAX_SERIES // 2:
             keep = dict(list(keep.items())[-MAX_SERIES // 2 :])
         self.series_defs = keep
         self._series_ids = {(s.metric, s.gpu, s.pid, s.core): number for number, s in keep.items()}
-
-
-def _columns(schema: dict[str, str], values: Sequence[Any]) -> dict[str, Array]:
-    return {
-        name: np.asarray(column, dtype) for (name, dtype), column in zip(schema.items(), values, strict=True)
-    }
-
-
-def _tagged(log: RowLog, start_ns: int, end_ns: int) -> list[TaggedRows]:
-    """Return the rows of a log in a range, each block with a view of its tables, under the history's lock."""
-    views: dict[int, TablesView] = {}
-    found: list[TaggedRows] = []
-    for rows in log.between(start_ns, end_ns):
-        tables: Tables = rows.tag
-        if tables.generation not in views:
-            views[tables.generation] = tables.view()
-        found.append((views[tables.generation], rows))
-    return found
-
-
-def _ending(columns: dict[str, Array], start_ns: int, end_ns: int) -> dict[str, Array]:
-    """Return the rows that end in [start_ns, end_ns)."""
-    ends = columns["end_ns"]
-    inside = (ends >= np.uint64(max(start_ns, 0))) & (ends < np.uint64(max(end_ns, 0)))
-    return {name: column[inside] for name, column in columns.items()}

@@ -16,6 +16,7 @@ import numpy as np
 from gpuprof.snapshots.columns import Array, GrowingColumn
 from gpuprof.snapshots.errors import FrameError
 from gpuprof.snapshots.frames import (
+    NO_THREAD,
     PROTOCOL_VERSION,
     Clock,
     Frame,
@@ -34,9 +35,12 @@ from gpuprof.snapshots.frames import (
     Status,
     StringDefs,
     ThreadDefs,
+    WaitKind,
+    Waits,
 )
 from gpuprof.snapshots.names import clean
 from gpuprof.snapshots.tables import Tables
+from gpuprof.snapshots.work_frames import Ranges
 
 if TYPE_CHECKING:
     from gpuprof.snapshots.history import History
@@ -46,6 +50,7 @@ MAX_TIME_NS = 1 << 62
 MAX_U32 = 0xFFFF_FFFF
 _MAX_GENERATIONS = 4  # kept at once: a stream moves on to a new one and does not come back
 _KINDS = {int(kind) for kind in FrameKind}
+_MAX_WAIT_KIND = max(int(kind) for kind in WaitKind)
 
 
 class _Foreign:
@@ -105,6 +110,8 @@ class Ingest:
             StackDefs: self._stack_defs,
             Samples: self._samples,
             GpuWork: self._gpu_work,
+            Waits: self._waits,
+            Ranges: self._ranges,
         }
 
     def take(self, frame: Frame) -> None:
@@ -124,8 +131,10 @@ class Ingest:
         self._generations.kept.clear()
         self._series.clear()
         self._series_lookup = None
-        if not (len(self._history.samples) or len(self._history.gpu_work) or len(self._history.readings)):
-            self._history.hello = frame
+        history = self._history
+        logs = (history.samples, history.gpu_work, history.waits, history.ranges, history.readings)
+        if not any(map(len, logs)):
+            history.hello = frame
 
     def _clock(self, frame: Clock) -> None:
         pairs = {(clock.mono_ns, clock.wall_ns) for clock in self._history.clocks}
@@ -243,6 +252,44 @@ class Ingest:
             stream=frame.stream,
             thread=threads[_in_range(frame.thread, len(threads))],
             stack=stacks[_in_range(frame.stack, len(stacks))],
+            weight=frame.weight,
+            nvtx=stacks[_in_range(frame.nvtx, len(stacks))],
+            again=frame.again,
+            tables=foreign.tables,
+        )
+
+    def _waits(self, frame: Waits) -> None:
+        if not len(frame.start_ns):
+            return
+        foreign = self._generations.of(frame.generation, self._history, create=False)
+        threads, stacks = foreign.threads.view(), foreign.stacks.view()
+        _check_times(frame.end_ns)
+        known = frame.waker != NO_THREAD
+        waker = np.full(len(known), NO_THREAD, np.uint32)
+        waker[known] = threads[_in_range(frame.waker[known], len(threads))]
+        self._history.add_waits(
+            frame.start_ns,
+            frame.end_ns,
+            threads[_in_range(frame.thread, len(threads))],
+            stacks[_in_range(frame.stack, len(stacks))],
+            waker,
+            frame.weight,
+            np.where(frame.kind > _MAX_WAIT_KIND, int(WaitKind.BLOCKED), frame.kind),  # of a later version
+            tables=foreign.tables,
+        )
+
+    def _ranges(self, frame: Ranges) -> None:
+        if not len(frame.start_ns):
+            return
+        foreign = self._generations.of(frame.generation, self._history, create=False)
+        threads, stacks = foreign.threads.view(), foreign.stacks.view()
+        _check_times(frame.end_ns)
+        self._history.add_ranges(
+            frame.start_ns,
+            frame.end_ns,
+            threads[_in_range(frame.thread, len(threads))],
+            stacks[_in_range(frame.stack, len(stacks))],
+            frame.weight,
             tables=foreign.tables,
         )
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpuprof.snapshots import fold, gpu_tree
+from gpuprof.snapshots import fold, gpu_tree, idle_query, wait_tree
 from gpuprof.snapshots.columns import Array
 from gpuprof.snapshots.errors import EXIT_USAGE, GpuprofError
 from gpuprof.snapshots.frames import Query, Tree
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from gpuprof.snapshots.history import History
 
 _TREES = {"cpu": "CPU samples", "gpu": "GPU time", "idle": "GPU idle time", "offcpu": "off-CPU time"}
+_WAITS_HINT = (
+    "Waits are recorded, by a sampler that runs as root, of the processes that use a GPU and of workloads "
+    "started with `gpuprof-tui run -- CMD`, with their children."
+)
 _CPU_HINT = "The tree of CPU samples is --tree cpu."
 
 
@@ -33,7 +37,20 @@ def answer(history: History, query: Query) -> Tree:
         return fold.cpu_tree(query, history.samples_between(query.start_ns, query.end_ns))
     if query.tree == "gpu":
         return _gpu(history, query)
-    raise GpuprofError(f"no {_TREES[query.tree]} was recorded here", _CPU_HINT)
+    if query.tree == "offcpu":
+        return _offcpu(history, query)
+    return _idle(history, query)
+
+
+def _offcpu(history: History, query: Query) -> Tree:
+    source = next((s for s in history.status.sources if s.name == "offcpu"), None) if history.status else None
+    if not history.waits.next and (source is None or source.state not in {"ok", "degraded"}):
+        why = f": {source.reason}" if source is not None and source.reason else ""
+        hint = (source.hint if source is not None else "") or _WAITS_HINT
+        raise GpuprofError(f"no off-CPU time was recorded here{why}", hint)
+    _refuse("CPU", query.cpus, query)
+    _refuse("GPU", query.gpus, query)
+    return wait_tree.wait_tree(query, history.waits_between(query.start_ns, query.end_ns))
 
 
 def _gpu(history: History, query: Query) -> Tree:
@@ -50,6 +67,31 @@ def _gpu(history: History, query: Query) -> Tree:
         facts = list(history.gpus.gpus) if history.gpus else []
     low_ns, high_ns = max(query.start_ns, first_ns), min(query.end_ns, last_ns)
     return gpu_tree.gpu_tree(query, work, Devices(facts, observed, low_ns, high_ns))
+
+
+def _idle(history: History, query: Query) -> Tree:
+    if not history.gpu_work.next:
+        raise GpuprofError(
+            "when a GPU was idle is not known: no GPU time was recorded here",
+            f"Start the workload with `gpuprof-tui run -- CMD`. {_CPU_HINT}",
+        )
+    _refuse("CPU", query.cpus, query)
+    start_ns, end_ns = query.start_ns, query.end_ns
+    with history.lock:
+        span = history.span
+        first_ns = max(idle_query.look_back(start_ns, min(end_ns, span[1])), span[0])
+        recorded = idle_query.Recorded(
+            samples=history.samples_between(start_ns, end_ns),
+            waits=history.waits_between(start_ns, end_ns),
+            work=history.gpu_work_between(first_ns, end_ns),
+            observed=gauges_between(history, "gpu_observed", first_ns, end_ns),
+            facts=list(history.gpus.gpus) if history.gpus else [],
+            cpu_hz=history.hello.cpu_hz,
+            first_ns=first_ns,
+            low_ns=max(start_ns, span[0]),
+            high_ns=min(end_ns, span[1]),
+        )
+    return idle_query.idle_tree(query, recorded)
 
 
 def _refuse(what: str, values: list[int] | list[str], query: Query) -> None:

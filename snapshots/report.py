@@ -29,7 +29,14 @@ __all__ = ["json_report", "json_text", "parse_range", "text_report"]
 TEXT_MIN_FRACTION = 0.005  # of the whole: what is smaller does not help a reader of plain text
 _DEFAULT_WIDTH = 100
 _BAR_CELLS = 12
-_NOTHING = {"cpu": "No CPU stack was sampled in this range.", "gpu": "No GPU work ran in this range."}
+_NOTHING = {
+    "cpu": "No CPU stack was sampled in this range.",
+    "gpu": "No GPU work ran in this range.",
+    "idle": "No GPU was seen idle in this range.",
+    "offcpu": "No thread that is watched waited in this range.",
+}
+_AMOUNTS = {"gpu": "of GPU time", "idle": "of idle GPU time", "offcpu": "of waiting by threads"}
+_BELOW = {"cpu": "calls", "gpu": "launches", "idle": "was doing meanwhile", "offcpu": "waited in"}
 _BAR = " ▏▎▍▌▋▊▉█"
 
 
@@ -54,6 +61,10 @@ def json_report(history: History, query: Query) -> dict[str, Any]:
             node["binary"] = row.binary
         node["self"] = _number(row.self_weight)
         node["total"] = _number(row.total_weight)
+        if row.estimated:
+            node["estimated"] = True
+            if row.error is not None and tree.unit == "ns":
+                node["error_ns"] = _number(row.error)
         node["children"] = []
         if row.index:
             nodes[int(tree.parent[row.index])]["children"].append(node)
@@ -95,7 +106,8 @@ def json_text(report: dict[str, Any]) -> str:
 
 
 def _number(weight: float) -> int | float:
-    return int(weight) if weight == int(weight) else weight
+    rounded = round(weight, 3)  # sums of shares of whole ns, less what floats add
+    return int(rounded) if rounded == int(rounded) else rounded
 
 
 def _source(source: SourceStatus) -> dict[str, Any]:
@@ -204,8 +216,12 @@ def _tree_lines(tree: Tree, columns: int) -> Iterator[str]:
         yield _NOTHING.get(tree.tree, "There is nothing in this range.")
         return
     in_samples = tree.unit == "samples"
-    amount = f"{total:.0f} CPU samples" if in_samples else f"{duration_text(int(total))} of GPU time"
-    yield fit(f"{amount}; each row with all that it {'calls' if in_samples else 'launches'}", columns)
+    what = _AMOUNTS.get(tree.tree, "")
+    amount = f"{total:.0f} CPU samples" if in_samples else f"{duration_text(round(total))} {what}"
+    yield fit(f"{amount}; each row with all that it {_BELOW.get(tree.tree, 'calls')}", columns)
+    estimates = bool(tree.estimated.any())
+    if estimates:
+        yield fit("rows with ~ are estimates, ± one standard error", columns)
     rows = list(trees.rows(tree))
     inset = [0] * len(rows)
     for row, parent in zip(rows, tree.parent.tolist(), strict=True):
@@ -213,8 +229,11 @@ def _tree_lines(tree: Tree, columns: int) -> Iterator[str]:
             inset[row.index] = inset[parent] + (1 if rows[parent].children > 1 or parent == 0 else 0)
         lead = min(inset[row.index], max((columns - 40) // 2, 4))
         share = row.total_weight / total
-        time = "" if in_samples else f"{duration_text(int(row.total_weight)):>8} "
-        head = f"{100 * share:5.1f} % {time}{_bar(share)} {'  ' * lead}"
+        time = "" if in_samples else f"{duration_text(round(row.total_weight)):>8} "
+        if estimates:
+            time += ("" if row.error is None else f"±{duration_text(round(row.error))}").ljust(9)
+        sign = "~" if row.estimated else ""
+        head = f"{f'{sign}{100 * share:.1f}':>{6 if estimates else 5}} % {time}{_bar(share)} {'  ' * lead}"
         yield head + _label(row, columns - width(head))
 
 

@@ -44,7 +44,10 @@ def without_internals(tree: Tree) -> Simplified:
 
     A tree that holds none is returned as it is. FrameError for columns that are no tree.
     """
-    columns = (tree.name, tree.file, tree.binary, tree.line, tree.kind, tree.self_weight, tree.total_weight)
+    columns = (
+        tree.name, tree.file, tree.binary, tree.line, tree.kind, tree.self_weight, tree.total_weight,
+        tree.estimated, tree.error,
+    )  # fmt: skip
     if not tree.strings or any(len(column) != len(tree.parent) for column in columns):
         raise FrameError("a tree whose columns differ in length")
     trees.check(tree)
@@ -117,6 +120,11 @@ def _merged(tree: Tree, parent: Ints, hidden: Bools, depth: Ints) -> Nodes:
     total = np.bincount(group[shown], tree.total_weight[shown], made)
     own = np.bincount(group[caller], tree.self_weight, made)
     _name_others(tree, labels, label, group, shown)
+    variance = estimated = None
+    if tree.estimated.any():
+        squares = np.nan_to_num(tree.error[shown]) ** 2
+        variance = np.bincount(group[shown], squares, made)
+        estimated = np.bincount(group[shown], tree.estimated[shown], made) > 0
     return Nodes(
         parent=np.concatenate(parents),
         label=label,
@@ -124,6 +132,8 @@ def _merged(tree: Tree, parent: Ints, hidden: Bools, depth: Ints) -> Nodes:
         self_weight=own,
         total_weight=total,
         labels=labels,
+        variance=variance,
+        estimated=estimated,
     )
 
 

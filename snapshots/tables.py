@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuprof.snapshots.child_table import ChildTable
 from gpuprof.snapshots.columns import GrowingColumn
 from gpuprof.snapshots.frames import (
     Frame,
@@ -36,11 +37,15 @@ MAX_STRINGS = 1 << 16
 MAX_PROCESSES = 1 << 14
 MAX_THREADS = 1 << 15
 MAX_STRING_BYTES = 8 << 20
+MAX_PROCESS_BYTES = 8 << 20
 MAX_DEPTH = 60_000
-_STACK_CACHE = 1 << 14
+_PREFIX_FRAMES = 8  # the outer eight, sixteen ... frames of a stack are found at once
+_PREFIX_BYTES = 4 * _PREFIX_FRAMES
+_PREFIXES = 1 << 12  # kept twice: those in use, and those of before
 _DEFS_PER_FRAME = 1 << 16
 _STRINGS_PER_FRAME = 1 << 12
-_NODE_BYTES = 160  # measured: a node's columns, and its entry in the dictionary with the two integers of it
+_NODE_BYTES = 10  # of a node's columns
+_FRAME_BYTES = 160  # a frame's columns, and its entry in the dictionary with the two integers of it
 _STRING_BYTES = 180  # an entry in the dictionary, the list slot and the header of the text
 
 
@@ -60,13 +65,15 @@ class Tables:
         self._frames: dict[int, int] = {}
         self._frame_function = GrowingColumn("<u4")
         self._frame_line = GrowingColumn("<u4")
-        self._children: dict[int, int] = {}
+        self._children = ChildTable()
         self._parent = GrowingColumn("<u4", (0,))
         self._node_frame = GrowingColumn("<u4", (0,))
         self._depth = GrowingColumn("<u2", (0,))
-        self._stack_cache: dict[bytes, int] = {}
+        self._prefixes: dict[bytes, int] = {}  # the node of the outer frames of stacks
+        self._prefixes_before: dict[bytes, int] = {}
         self._processes: list[ProcessDef] = []
         self._process_ids: dict[tuple[int, int], int] = {}
+        self._process_bytes = 0  # of their names and command lines
         self._process_changes: dict[int, int] = {}  # id -> version of its last change, oldest change first
         self._threads: list[ThreadDef] = []
         self._thread_ids: dict[tuple[int, int], int] = {}
@@ -130,20 +137,62 @@ class Tables:
         """Return the id of the stack of these frame ids, root (outermost caller) first. IndexError for
         unknown ids.
         """
-        ids = array("I", frames)
-        key = ids.tobytes()
-        found = self._stack_cache.get(key)
-        if found is not None:
-            return found
+        return self.packed_stack(array("I", frames).tobytes())
+
+    def packed_stack(self, key: bytes) -> int:
+        """Return the id of the stack of these frame ids, given as u32 of this machine's byte order."""
+        known, before = self._prefixes, self._prefixes_before
+        at = (len(key) - 1) // _PREFIX_BYTES * _PREFIX_BYTES
         node = 0
+        while at > 0:  # most new stacks differ from known ones in a few frames at their leaf
+            prefix = key[:at]
+            found = known.get(prefix)
+            if found is None and (found := before.get(prefix)) is not None:
+                self._keep_prefix(prefix, found)
+            if found is not None:
+                node = found
+                break
+            at -= _PREFIX_BYTES
         children = self._children
-        for frame in ids:  # not `frames`: numpy's integers would overflow in the key
+        at = max(at, 0)
+        frames = array("I", key[at:])
+        for n, frame in enumerate(frames):
             child = children.get(node << 32 | frame)
-            node = self.child(node, frame) if child is None else child
-        if len(self._stack_cache) >= _STACK_CACHE:
-            self._stack_cache.clear()
-        self._stack_cache[key] = node
+            if not child:
+                return self._grow(node, frames[n:], key)
+            node = child
+            at += 4
+            if not at % _PREFIX_BYTES:
+                self._keep_prefix(key[:at], node)
         return node
+
+    def _grow(self, node: int, frames: array[int], key: bytes) -> int:
+        """Add the stacks that `frames` lead to from `node`, which has no child of the first of them; `key`:
+        as in packed_stack, of the last one.
+        """
+        depth, count, first = self._depth[node], len(frames), len(self._parent)
+        if max(frames) >= len(self._frame_line):
+            raise IndexError("a frame is not defined")
+        if depth + count > MAX_DEPTH:
+            for frame in frames:
+                node = self.child(node, frame)
+            return node
+        parents = [node, *range(first, first + count - 1)]
+        self._parent.extend(parents)
+        self._node_frame.extend(np.frombuffer(frames, np.uint32))
+        self._depth.extend(range(depth + 1, depth + count + 1))
+        for n, frame in enumerate(frames):
+            self._children.add(parents[n] << 32 | frame, first + n)
+        for end in range(
+            depth // _PREFIX_FRAMES * _PREFIX_FRAMES + _PREFIX_FRAMES, depth + count + 1, _PREFIX_FRAMES
+        ):
+            self._keep_prefix(key[: 4 * end], first + end - depth - 1)
+        return first + count - 1
+
+    def _keep_prefix(self, prefix: bytes, node: int) -> None:
+        if len(self._prefixes) >= _PREFIXES:
+            self._prefixes_before, self._prefixes = self._prefixes, {}
+        self._prefixes[prefix] = node
 
     def child(self, node: int, frame: int) -> int:
         """Return the stack that has `frame` called from stack `node`. IndexError when either is not
@@ -153,12 +202,12 @@ class Tables:
             raise IndexError(f"stack {node} or frame {frame} is not defined")
         key = node << 32 | frame
         found = self._children.get(key)
-        if found is None:
+        if not found:
             depth = self._depth[node] + 1
             if depth > MAX_DEPTH:
                 return node
             found = len(self._parent)
-            self._children[key] = found
+            self._children.add(key, found)
             self._parent.append(node)
             self._node_frame.append(frame)
             self._depth.append(depth)
@@ -170,6 +219,8 @@ class Tables:
         """
         key = (definition.pid, definition.start_ns)
         found = self._process_ids.get(key)
+        if found is None or self._processes[found] != definition:
+            self._process_bytes += len(definition.name) + len(definition.cmdline)
         if found is None:
             found = len(self._processes)
             self._process_ids[key] = found
@@ -229,28 +280,31 @@ class Tables:
             or len(self._strings) >= MAX_STRINGS
             or self._string_bytes >= MAX_STRING_BYTES
             or len(self._processes) >= MAX_PROCESSES
+            or self._process_bytes >= MAX_PROCESS_BYTES
             or len(self._threads) >= MAX_THREADS
         )
 
     @property
     def nbytes(self) -> int:
         """Return about how much memory these tables take."""
-        node_bytes = 10 if self._frozen else _NODE_BYTES
         return (
-            len(self._parent) * node_bytes
-            + len(self._frame_line) * node_bytes
+            len(self._parent) * _NODE_BYTES
+            + self._children.nbytes
+            + len(self._frame_line) * (8 if self._frozen else _FRAME_BYTES)
             + len(self._name) * (13 if self._frozen else 250)
             + len(self._strings) * (60 if self._frozen else _STRING_BYTES)
             + self._string_bytes
+            + self._process_bytes
             + (len(self._processes) + len(self._threads)) * 500
-            + len(self._stack_cache) * 400
+            + (len(self._prefixes) + len(self._prefixes_before)) * 250
         )
 
     def freeze(self) -> None:
         """Give back what only interning needs; these tables are only read from now on."""
         self._frozen = True
-        self._stack_cache = {}
-        self._children = {}
+        self._prefixes = {}
+        self._prefixes_before = {}
+        self._children = ChildTable()
         self._frames = {}
         self._functions = {}
         self._string_ids = {}

@@ -7,8 +7,9 @@ weight and its children's.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,9 +39,9 @@ def build(
     """Return `nodes` as a Tree without the rows below `min_fraction` of the root, and of at most `max_nodes`
     rows.
     """
-    parent, label, depth, own, total, labels = _cut(nodes, min_fraction, max_nodes)
-    order, parent = _preorder(parent, label, depth, total, labels)
-    label, own, total = label[order], own[order], total[order]
+    rows, labels = _cut(nodes, min_fraction, max_nodes)
+    order, parent = _preorder(rows.parent, rows.label, rows.depth, rows.total, labels)
+    label, own, total = rows.label[order], rows.own[order], rows.total[order]
     texts = [""]
     ids = {"": 0}
 
@@ -55,11 +56,11 @@ def build(
     index = np.zeros(len(labels), np.intp)
     index[used] = np.arange(len(used))
     index = index[label]
-    rows = [labels[number] for number in used.tolist()]
-    columns = [np.array([text(row[at]) for row in rows], np.uint32) for at in range(3)]
-    lines = np.array([row[3] for row in rows], np.uint32)
-    kinds = np.array([row[4] for row in rows], np.uint8)
-    return Tree(
+    named = [labels[number] for number in used.tolist()]
+    columns = [np.array([text(row[at]) for row in named], np.uint32) for at in range(3)]
+    lines = np.array([row[3] for row in named], np.uint32)
+    kinds = np.array([row[4] for row in named], np.uint8)
+    built = Tree(
         query_id,
         name,
         unit,
@@ -76,14 +77,28 @@ def build(
         total,
         truncated=truncated,
     )
+    if rows.variance is None or rows.estimated is None:
+        return built
+    estimated = rows.estimated[order]
+    error = np.where(estimated, np.sqrt(rows.variance[order]), np.nan)
+    return replace(built, estimated=estimated.astype(np.uint8), error=error)
 
 
-def _cut(
-    nodes: Nodes, min_fraction: float, max_nodes: int
-) -> tuple[Array, Array, Array, Array, Array, list[Label]]:
-    """Return parent, label, depth, self and total of the rows that stay and of the "other (n)" rows, and the
-    labels.
-    """
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The rows that stay, as columns; the two of estimates are None where all is exact."""
+
+    parent: Array
+    label: Array
+    depth: Array
+    own: Array
+    total: Array
+    variance: Array | None
+    estimated: Array | None
+
+
+def _cut(nodes: Nodes, min_fraction: float, max_nodes: int) -> tuple[_Rows, list[Label]]:
+    """Return the rows that stay with the "other (n)" rows, and the labels."""
     total = nodes.total_weight
     limit = total[0] * min(max(min_fraction, 0.0), 1.0)
     max_nodes = max(max_nodes, 2)
@@ -115,7 +130,15 @@ def _cut(
     label = np.concatenate([nodes.label[kept], other_label])
     depth = np.concatenate([nodes.depth[kept], nodes.depth[with_other] + 1])
     own = np.concatenate([nodes.self_weight[kept], sums[with_other]])
-    return parent, label, depth, own, np.concatenate([total[kept], sums[with_other]]), labels
+    variance = estimated = None
+    if nodes.variance is not None and nodes.estimated is not None:
+        # siblings that share a total vary against each other, so that their sum varies less than this says
+        spread = np.bincount(at, nodes.variance[gone_top], len(total))
+        marked = np.bincount(at, nodes.estimated[gone_top], len(total)) > 0
+        variance = np.concatenate([nodes.variance[kept], spread[with_other]])
+        estimated = np.concatenate([nodes.estimated[kept], marked[with_other]])
+    total = np.concatenate([total[kept], sums[with_other]])
+    return _Rows(parent, label, depth, own, total, variance, estimated), labels
 
 
 def _row_count(parent: Array, keep: Array) -> int:
@@ -159,7 +182,9 @@ def _preorder(
 
 @dataclass(frozen=True, slots=True)
 class TreeRow:
-    """One row of a tree. `depth` 0 is the root; `children` counts the direct ones."""
+    """One row of a tree. `depth` 0 is the root; `children` counts the direct ones; `error` is the standard
+    error of an estimated total, None where it is not known.
+    """
 
     index: int
     depth: int
@@ -171,6 +196,8 @@ class TreeRow:
     self_weight: float
     total_weight: float
     children: int
+    estimated: bool = False
+    error: float | None = None
 
 
 def depths(tree: Tree) -> Array:
@@ -214,9 +241,11 @@ def rows(tree: Tree) -> Iterator[TreeRow]:
         tree.kind.tolist(),
         tree.self_weight.tolist(),
         tree.total_weight.tolist(),
+        tree.estimated.tolist(),
+        tree.error.tolist(),
         strict=True,
     )
-    for index, (name, file, binary, line, kind, own, total) in enumerate(columns):
+    for index, (name, file, binary, line, kind, own, total, estimated, error) in enumerate(columns):
         yield TreeRow(
             index,
             depth[index],
@@ -228,4 +257,6 @@ def rows(tree: Tree) -> Iterator[TreeRow]:
             own,
             total,
             children[index],
+            bool(estimated),
+            error if estimated and math.isfinite(error) else None,
         )

@@ -20,6 +20,7 @@ from textual.timer import Timer
 
 from gpuprof.snapshots.errors import GpuprofError
 from gpuprof.snapshots.names import clean
+from gpuprof.tui.attaching import Attaching
 from gpuprof.tui.control_client import ControlClient, SamplerEvent
 from gpuprof.tui.palette import choose
 from gpuprof.tui.recordings import bundled_recording, open_file
@@ -69,6 +70,7 @@ class GpuprofApp(App[None]):
         # A parent stops with the screen when that stops by SIGTSTP; alone, only SIGSTOP works for sure.
         self.stop_signal = signal.SIGTSTP if control is not None else signal.SIGSTOP
         self._saving = False
+        self.attaching = Attaching(self, control)
         self._soon: Timer | None = None
         self._running_loop: asyncio.AbstractEventLoop | None = None
         self._leave_code: int | None = None

@@ -16,6 +16,7 @@ examples:
   sudo gpuprof-tui                                    live charts and CPU stacks of this node
   gpuprof-tui --host user@node17                      the same of another node, over ssh
   gpuprof-tui run -- python train.py                  start a workload so that its GPU work can be seen
+  sudo gpuprof-tui attach 4711                        the same for a process that runs already
   gpuprof-tui record -o run.gpuprof -- python t.py    record while a command runs, without a screen
   gpuprof-tui open run.gpuprof                        look at it, on any machine
   gpuprof-tui report run.gpuprof --range 3.5..7       the same as text
@@ -88,7 +89,8 @@ def _parser() -> argparse.ArgumentParser:
         default="gpuprof-tui dial-stdio",
         help="what to run there (default: gpuprof-tui dial-stdio)",
     )
-    parser.set_defaults(hz=None, socket=None, service=True)
+    parser.set_defaults(hz=None, socket=None, service=True, gpu_overhead=None)
+    parser.set_defaults(offcpu_pid=None, offcpu_all=False, offcpu_threshold=None)
     _sampling(parser)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
 
@@ -112,6 +114,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     report.add_argument("--by-thread", action="store_true", help="a row for each thread")
     report.add_argument(
+        "--scale",
+        action="store_true",
+        help="GPU time: scale what was recorded now and then to the whole range, with its error",
+    )
+    report.add_argument(
         "--internals",
         action="store_true",
         help="keep the frames of the Python interpreter itself (--json always does)",
@@ -124,7 +131,9 @@ def _parser() -> argparse.ArgumentParser:
         "a complete file. A command that still runs when the time is over gets SIGTERM. Under sudo it is "
         "started as the caller."
     )
-    record.usage = "gpuprof-tui record [-h] -o FILE [--for TIME] [--force] [--hz HZ] [-- CMD ...]"
+    record.usage = (
+        "gpuprof-tui record [-h] -o FILE [--for TIME] [--force] [--hz HZ] [--gpu-overhead SHARE] [-- CMD ...]"
+    )
     record.add_argument("-o", "--output", metavar="FILE", required=True, help="the snapshot to write")
     record.add_argument("--for", dest="seconds", type=duration, metavar="TIME", help="how long: 60s, 5m, 2h")
     record.add_argument("-f", "--force", action="store_true", help="replace the file if it is there")
@@ -136,6 +145,17 @@ def _parser() -> argparse.ArgumentParser:
         "listens (sudo gpuprof-tui, or record)."
     )
     running.usage = "gpuprof-tui run [-h] -- CMD ..."
+
+    attach = _command(commands, "attach", "the same for processes that run already")
+    attach.description = (
+        "Has running processes load the library that records their GPU work, without a restart: one waiting "
+        "thread of each is stopped for about a millisecond. Then opens the screen, unless a sampler is "
+        "recording them already. Needs root where the system lets users not look at each other's, or their "
+        "own, processes."
+    )
+    attach.add_argument("pids", metavar="PID", type=_pid, nargs="+")
+    attach.add_argument("--no-screen", action="store_true", help="only attach")
+    _sampling(attach)
 
     dial = _command(commands, "dial-stdio", "serve a screen at the other end of ssh (used by --host)")
     _sampling(dial)
@@ -153,6 +173,7 @@ def _parser() -> argparse.ArgumentParser:
         help="where to listen (default: /run/gpuprof/sampler.sock)",
     )
     add("--hz", type=_hz, metavar="HZ", default=hidden, help="CPU stack samples per second and core (99)")
+    _gpu_overhead(sampler)
 
     doctor = _command(commands, "doctor", "what works here, what does not, and the line that fixes it")
     doctor.add_argument("--socket", metavar="PATH", default=hidden, help=hidden)
@@ -178,6 +199,8 @@ def _sampling(parser: argparse.ArgumentParser) -> None:
         default=argparse.SUPPRESS,
         help="CPU stack samples per second and core (99)",
     )
+    _gpu_overhead(parser)
+    _offcpu(parser)
     add("--socket", metavar="PATH", default=argparse.SUPPRESS, help="the running service's socket")
     add(
         "--no-service",
@@ -186,6 +209,62 @@ def _sampling(parser: argparse.ArgumentParser) -> None:
         default=argparse.SUPPRESS,
         help="start a sampler even where a service runs",
     )
+
+
+def _gpu_overhead(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--gpu-overhead",
+        type=_share,
+        metavar="SHARE",
+        default=argparse.SUPPRESS,
+        help="what recording GPU time may cost a workload's launching threads: 1%% (default), 0.5%%, off",
+    )
+
+
+def _offcpu(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--offcpu-pid",
+        type=_pid,
+        action="append",
+        metavar="PID",
+        default=argparse.SUPPRESS,
+        help="follow the waits of this process, too, and of its descendants (may be repeated)",
+    )
+    add(
+        "--offcpu-all",
+        action="store_true",
+        default=argparse.SUPPRESS,
+        help="follow the waits of all processes, not only of those on a GPU",
+    )
+    add(
+        "--offcpu-threshold",
+        type=_milliseconds,
+        metavar="MS",
+        default=argparse.SUPPRESS,
+        help="waits shorter than this are sampled (1 ms)",
+    )
+
+
+def _milliseconds(text: str) -> str:
+    value = float(text.removesuffix("ms"))
+    if not 0 <= value <= 4000:
+        raise argparse.ArgumentTypeError("between 0 and 4000 ms")
+    return text
+
+
+def _share(text: str) -> str:
+    from gpuprof.snapshots.overhead import parse_budget
+
+    parse_budget(text)
+    return text
+
+
+def _pid(text: str) -> int:
+    value = int(text) if text.isascii() and text.isdigit() else 0
+    if not 1 <= value < 1 << 22:
+        raise argparse.ArgumentTypeError(f"{text!r} is no process id")
+    return value
 
 
 def _hz(text: str) -> int:

@@ -74,7 +74,9 @@ class Chart:
 
 
 _STRIPS = (Style.STRIP, Style.WORK)
-WORK_METRICS = ("gpu_kernel_busy_percent", "gpu_copy_busy_percent", "gpu_observed")
+WORK_METRICS = (
+    "gpu_kernel_busy_percent", "gpu_copy_busy_percent", "gpu_observed", "gpu_comm_busy_percent",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

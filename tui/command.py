@@ -110,6 +110,7 @@ def _dispatch(arguments: list[str]) -> int:
         "report": _report,
         "record": _record,
         "run": _run,
+        "attach": _attach,
         "dial-stdio": _dial,
         "sampler": _sampler,
         "doctor": _doctor,
@@ -119,7 +120,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 def _screen(options: argparse.Namespace) -> int:
     if options.host is None:
-        return _live(options.hz, options.socket, use_service=options.service)
+        return _live(options)
     _need_terminal()
     argv = ssh_argv(options.host, options.ssh_command, options.remote_command)
     import json
@@ -127,11 +128,11 @@ def _screen(options: argparse.Namespace) -> int:
     return _run_screen_here("--connect", json.dumps(argv), "--label", options.host)
 
 
-def _live(hz: int | None = None, socket_path: str | None = None, *, use_service: bool = True) -> int:
+def _live(options: argparse.Namespace | None = None) -> int:
     _need_terminal()
     from gpuprof.tui import supervisor
 
-    return supervisor.run(_sampler_options(hz, socket_path, use_service=use_service))
+    return supervisor.run(_sampler_options(options))
 
 
 def _open(options: argparse.Namespace) -> int:
@@ -156,7 +157,10 @@ def _report(options: argparse.Namespace) -> int:
         _complain(f"{options.file}: {opened.damage}")
     history = opened.history
     start_ns, end_ns = parse_range(options.range, history) if options.range else history.span
-    query = Query(0, options.tree, start_ns, end_ns, pids=options.pid, by_thread=options.by_thread)
+    query = Query(
+        0, options.tree, start_ns, end_ns,
+        pids=options.pid, by_thread=options.by_thread, scaled=options.scale,
+    )  # fmt: skip
     if options.json:
         print(json_text(json_report(history, query)))
     else:
@@ -168,7 +172,7 @@ def _record(options: argparse.Namespace) -> int:
     from gpuprof.tui import record
 
     recording = record.RecordOptions(options.output, options.seconds, tuple(options.cmd), options.force)
-    return record.run(recording, _sampler_options(options.hz, options.socket, use_service=options.service))
+    return record.run(recording, _sampler_options(options))
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -177,10 +181,22 @@ def _run(options: argparse.Namespace) -> int:
     run.run(options.cmd)
 
 
+def _attach(options: argparse.Namespace) -> int:
+    from gpuprof.tui import attach
+
+    waiting = attach.attach_all(options.pids)
+    if not waiting or options.no_screen:
+        return 0
+    if os.isatty(0) and os.isatty(1) and os.isatty(2):
+        return _live(options)
+    print("No sampler listens yet: sudo gpuprof-tui shows the GPU time, gpuprof-tui record writes a file.")
+    return 0
+
+
 def _dial(options: argparse.Namespace) -> int:
     from gpuprof.tui import dial
 
-    return dial.run(_sampler_options(options.hz, options.socket, use_service=options.service))
+    return dial.run(_sampler_options(options))
 
 
 def _sampler(options: argparse.Namespace) -> int:
@@ -190,6 +206,8 @@ def _sampler(options: argparse.Namespace) -> int:
     path = options.socket or SERVICE_SOCKET
     argv = children.python_argv("gpuprof.sampler", "--socket", path, "--command", own_command())
     argv += ["--hz", str(options.hz)] if options.hz is not None else []
+    argv += ["--gpu-overhead", options.gpu_overhead] if options.gpu_overhead is not None else []
+    argv += _offcpu_arguments(options)
     is_root = os.geteuid() == 0
     caller = privileges.sudo_caller(os.environ) if is_root else None
     environ = (
@@ -205,17 +223,34 @@ def _sampler(options: argparse.Namespace) -> int:
 def _doctor(options: argparse.Namespace) -> int:
     from gpuprof.tui import doctor
 
-    return doctor.run(_sampler_options(None, options.socket, use_service=False))
+    options.service = False
+    return doctor.run(_sampler_options(options))
 
 
 # --------------------------------------------------------------------------------------------------- helpers
 
 
-def _sampler_options(hz: int | None, socket_path: str | None, *, use_service: bool) -> SamplerOptions:
+def _sampler_options(options: argparse.Namespace | None) -> SamplerOptions:
+    """What the command line says of the sampler; None: nothing."""
+    from dataclasses import replace
+
     from gpuprof.tui.sampler_process import SamplerOptions
 
-    found = SamplerOptions(use_service=use_service)
-    return SamplerOptions(hz or found.hz, socket_path or found.socket_path, use_service)
+    if options is None:
+        return SamplerOptions()
+    offcpu = _offcpu_arguments(options)
+    # Whose waits a running service follows was decided when it was started.
+    use_service = options.service and not offcpu
+    found = SamplerOptions(use_service=use_service, gpu_overhead=options.gpu_overhead, offcpu=offcpu)
+    return replace(found, hz=options.hz or found.hz, socket_path=options.socket or found.socket_path)
+
+
+def _offcpu_arguments(options: argparse.Namespace) -> tuple[str, ...]:
+    arguments = [part for pid in options.offcpu_pid or () for part in ("--offcpu-pid", str(pid))]
+    arguments += ["--offcpu-all"] if options.offcpu_all else []
+    if options.offcpu_threshold is not None:
+        arguments += ["--offcpu-threshold", options.offcpu_threshold]
+    return tuple(arguments)
 
 
 def _run_screen_here(*arguments: str, reads: str | None = None) -> int:

@@ -3,8 +3,10 @@ with at most one descriptor.
 
 Screen to parent:  {"op": "save"}        a file to write a snapshot to
                    {"op": "reconnect"}   a new connection to a sampler
+                   {"op": "attach", "pid": DIGITS}   have a process load the library that records GPU work
 Parent to screen:  {"op": "saved", "path": PATH} + descriptor
                    {"op": "connection"} + descriptor
+                   {"op": "attached", "message": TEXT}
                    {"op": "sampler", "state": "running" | "restarting" | "failed", "message": TEXT}
                    {"op": "refused", "request": OP, "message": TEXT, "hint": TEXT}
 Parent to sampler: {"op": "client"} + descriptor     another client; the end of this socket tells the sampler

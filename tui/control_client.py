@@ -1,5 +1,5 @@
-"""The screen's side of the control socket (control.py), as coroutines: a new connection, a file to save
-to."""
+"""The screen's side of the control socket (control.py), as coroutines: a new connection, a file to save to,
+a process to attach to."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from gpuprof.snapshots.errors import EXIT_UNAVAILABLE, GpuprofError
 from gpuprof.tui import control
+
+_ANSWERS = {"save": "saved", "reconnect": "connection", "attach": "attached"}
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,15 @@ class ControlClient:
         packet = await self._ask("save", answer="saved")
         return packet.fd, packet.fields.get("path", "")
 
+    async def attach(self, pid: int) -> str:
+        """Have a process load the library that records its GPU work; what the parent says of it.
+
+        GpuprofError with the reason and the next step, when that cannot be done.
+        """
+        packet = await self._ask("attach", answer="attached", with_fd=False, pid=str(pid))
+        packet.close()
+        return packet.fields.get("message", "")
+
     def close(self) -> None:
         """Stop listening and close the socket."""
         if self._loop is not None:
@@ -62,7 +73,7 @@ class ControlClient:
         self._sock.close()
         self._fail_all()
 
-    async def _ask(self, op: str, answer: str) -> control.Packet:
+    async def _ask(self, op: str, answer: str, *, with_fd: bool = True, pid: str = "") -> control.Packet:
         if self._gone or self._loop is None:
             raise _parent_gone()
         if answer in self._waiting:
@@ -70,12 +81,12 @@ class ControlClient:
         future: asyncio.Future[control.Packet] = self._loop.create_future()
         self._waiting[answer] = future
         try:
-            if not control.send(self._sock, op):
+            if not control.send(self._sock, op, -1, **({"pid": pid} if pid else {})):
                 raise _parent_gone()
             packet = await future
         finally:
             self._waiting.pop(answer, None)
-        if packet.op == answer and packet.fd >= 0:
+        if packet.op == answer and (packet.fd >= 0 or not with_fd):
             return packet
         packet.close()
         message = packet.fields.get("message") or "the parent process sent no descriptor"
@@ -102,7 +113,7 @@ class ControlClient:
             return
         key = packet.op
         if packet.op == "refused":
-            key = {"save": "saved", "reconnect": "connection"}.get(packet.fields.get("request", ""), "")
+            key = _ANSWERS.get(packet.fields.get("request", ""), "")
         future = self._waiting.get(key)
         if future is None or future.done():
             packet.close()

@@ -6,24 +6,29 @@ since what its sources say of themselves is the truth.
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import socket
 import stat
+import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from glob import glob
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from gpuprof.tui import privileges
+from gpuprof.tui import children, privileges
 from gpuprof.tui.sampler_process import SamplerOptions, SamplerProcess, connect_service, own_command
 
 if TYPE_CHECKING:
     from gpuprof.snapshots.frames import SourceStatus
 
 _SETTLE_SECONDS = 20.0
+_PROBE_SECONDS = 20.0
+_FEATURES = "kernel features"
+_KERNEL_FIX = "use a newer kernel, or one that the distribution has built with this"
 _TITLES = {"nvml": "GPU readings", "cpu": "CPU stacks", "processes": "processes"}
 
 
@@ -41,7 +46,7 @@ class Finding:
 def run(options: SamplerOptions) -> int:
     """Print all findings; 0 when nothing is missing, else 1."""
     missing = False
-    for finding in (*look_up(options.socket_path), *ask_sampler(options)):
+    for finding in (*look_up(options.socket_path), *try_kernel(), *ask_sampler(options)):
         missing |= finding.state == "missing"
         print(render(finding), flush=True)
     return 1 if missing else 0
@@ -76,6 +81,58 @@ def look_up(socket_path: str, root: str = "/") -> Iterator[Finding]:
     yield _tracefs(root)
     yield _service(socket_path)
     yield _terminal()
+
+
+def try_kernel(command: Sequence[str] = ()) -> Iterator[Finding]:
+    """What the kernel lets BPF programs do, tried by a process of its own; nothing for those who may not try.
+
+    `command`: what to run instead (for tests).
+    """
+    capabilities = privileges.effective_capabilities()
+    if (
+        not command
+        and privileges.CAP_SYS_ADMIN not in capabilities
+        and privileges.CAP_BPF not in capabilities
+    ):
+        return
+    argv = command or children.python_argv("gpuprof.bpf.features")
+    try:
+        answer = subprocess.run(argv, capture_output=True, timeout=_PROBE_SECONDS, check=False)
+        tried = [_Tried.of(json.loads(line)) for line in answer.stdout.splitlines()]
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        yield Finding("missing", _FEATURES, f"they could not be tried: {error!s:.200}", "please report this")
+        return
+    features = [one for one in tried if one.title == _FEATURES]
+    if not features:
+        said = answer.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no answer"]
+        yield Finding("missing", _FEATURES, f"they could not be tried: {said[0]:.200}", "please report this")
+        return
+    works = sum(one.state == "ok" for one in features)
+    if works:
+        yield Finding("ok", _FEATURES, f"{works} of {len(features)} that the BPF programs use")
+    for one in tried:
+        if one.title != _FEATURES:
+            yield Finding(one.state, one.title, one.detail)
+        elif one.state != "ok":
+            fix = _KERNEL_FIX if one.state == "missing" else ""
+            yield Finding(one.state, _FEATURES, f"{one.name}: {one.detail}", fix)
+
+
+class _Tried(NamedTuple):
+    """One line of gpuprof.bpf.features."""
+
+    state: str
+    title: str
+    name: str
+    detail: str
+
+    @classmethod
+    def of(cls, line: object) -> _Tried:
+        """ValueError for what is no such line."""
+        if not isinstance(line, dict) or line.get("state") not in ("ok", "note", "missing"):
+            raise ValueError(f"an answer that is not understood: {line!r:.100}")
+        title, name, detail = (str(line.get(key, "")) for key in ("title", "name", "detail"))
+        return cls(line["state"], title or _FEATURES, name, detail)
 
 
 def ask_sampler(options: SamplerOptions) -> Iterator[Finding]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from gpuprof.snapshots.errors import GpuprofError
 from gpuprof.snapshots.frames import Failure, Fetch, Fetched, Frame, Hello, Subscribe, Tree
+from gpuprof.snapshots.work_frames import Rates
 from gpuprof.tui.model import Model
 from gpuprof.tui.transports import Transport
 
@@ -54,7 +55,7 @@ class Link:
         self,
         transport: Transport,
         model: Model,
-        on_answer: Callable[[Tree | Failure], None],
+        on_answer: Callable[[Tree | Rates | Failure], None],
         on_state: Callable[[LinkState], None],
     ) -> None:
         self.transport = transport
@@ -121,14 +122,14 @@ class Link:
                 await asyncio.sleep(0)
 
     def _take(self, frame: Frame) -> None:
-        if isinstance(frame, (Tree, Failure)):
+        if isinstance(frame, (Tree, Rates, Failure)):
             self._on_answer(frame)
         elif not isinstance(frame, Fetched):
             self.model.apply(frame)
 
     async def _fetched(self, fetch: _Fetch, frame: Frame) -> bool:
         """Whether the frame belongs to the fetch; it is then passed on, at the pace of whoever takes it."""
-        if isinstance(frame, Tree):
+        if isinstance(frame, (Tree, Rates)):
             return False
         if isinstance(frame, (Failure, Fetched)):
             if frame.id != fetch.number:

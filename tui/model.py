@@ -171,7 +171,10 @@ class Model:
             "unmatched": sum(source.unmatched for source in self.status.sources),
             "early": sum(source.early for source in self.status.sources),
             "dropped": (
-                self.status.dropped_readings + self.status.dropped_samples + self.status.dropped_gpu_work
+                self.status.dropped_readings
+                + self.status.dropped_samples
+                + self.status.dropped_gpu_work
+                + self.status.dropped_waits
             ),
         }
         return {name: count for name, count in counts.items() if count}

@@ -52,6 +52,8 @@ class Palette:
     unknown: str
     gpu_kernel: str
     gpu_copy: str
+    gpu_comm: str
+    wait: str
 
     def tinted(self, background: str, line: int) -> str:
         """Background of the area of a line; as it is where it is no "#rrggbb"."""
@@ -90,6 +92,8 @@ DARK = Palette(
     unknown="#8c8c8c",
     gpu_kernel="#8ee04e",
     gpu_copy="#f0a0ff",
+    gpu_comm="#ffb46b",
+    wait="#c3a6e8",
 )
 
 _LIGHT_BACKGROUND = "#f6f6f6"
@@ -119,6 +123,8 @@ LIGHT = Palette(
     unknown="#6a6a6a",
     gpu_kernel="#3d7d00",
     gpu_copy="#9a2fae",
+    gpu_comm="#a85a00",
+    wait="#6b4aa0",
 )
 
 # Sixteen colours: shades do not exist, so fills and bands fall back to what every terminal tells apart.
@@ -161,6 +167,8 @@ ANSI16 = Palette(
     unknown="bright_black",
     gpu_kernel="bright_green",
     gpu_copy="bright_magenta",
+    gpu_comm="bright_yellow",
+    wait="magenta",
 )
 
 
@@ -220,6 +228,10 @@ def frame_color(kind: FrameKind, binary: str, palette: Palette = DARK) -> str:
         return palette.gpu_kernel
     if kind is FrameKind.GPU_COPY:
         return palette.gpu_copy
+    if kind is FrameKind.GPU_COMM:
+        return palette.gpu_comm
+    if kind is FrameKind.WAIT:
+        return palette.wait
     if kind in (FrameKind.ROOT, FrameKind.PROCESS, FrameKind.THREAD):
         return palette.text
     if kind in (FrameKind.UNKNOWN, FrameKind.OTHER):

@@ -6,15 +6,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import itemgetter
+from types import MappingProxyType
 from typing import Any
 
 from gpuprof.snapshots.frames import GpuFacts, ProcessDef
+from gpuprof.snapshots.overhead import percent
 from gpuprof.tui.series import SeriesStore, SeriesView
 
 FRESH_NS = 5 * 10**9  # a reading holds for so long
 GONE_NS = 12 * 10**9  # a process without any reading for so long has left the table
 MAX_ROWS = 2000
 _BY_GPU = (("proc_gpu_mem_bytes", "mem"), ("proc_sm_percent", "sm"), ("proc_recording", "recording"))
+_COST, _STACKS = "proc_gpu_overhead_percent", "proc_launch_stack_percent"
 SORT_KEYS = ("mem", "sm", "cpu", "pid", "user", "name")
 
 
@@ -30,6 +33,8 @@ class ProcessRow:
     gpu_mem_bytes: float | None
     cpu_percent: float | None  # of one core: 250 is two and a half cores
     recording: bool | None = None  # whether its GPU work is recorded
+    reason: str = ""  # why it is not, where that is known
+    budget: str = ""  # what the budget of recording leaves out, where it does
 
 
 def process_rows(
@@ -39,9 +44,10 @@ def process_rows(
     now_ns: int,
     *,
     live: bool = True,
+    reasons: Mapping[int, str] = MappingProxyType({}),
 ) -> list[ProcessRow]:
     """Rows as of `now_ns`; in a file (`live` false) the last reading of each process counts however old it
-    is."""
+    is. `reasons`: by pid, why a process is not recorded."""
     index_of = {gpu.uuid: gpu.index for gpu in gpus}
     pairs: dict[tuple[int, str | None], dict[str, float | None]] = {}
     oldest = now_ns - GONE_NS if live else 0
@@ -60,6 +66,7 @@ def process_rows(
         view = store.view(key)
         if pid is not None and len(view) and int(view.end_ns[-1]) >= oldest:
             cpu[pid] = cpu_percent(view) if int(view.end_ns[-1]) >= fresh else None
+    costs = {metric: _latest(store, metric, fresh) for metric in (_COST, _STACKS)}
     on_a_gpu = {pid for pid, _ in pairs}
     for pid in cpu:
         if pid not in on_a_gpu:
@@ -72,6 +79,8 @@ def process_rows(
             break
         process = processes.get(pid)
         recording = values.get("recording")
+        if pid in costs[_COST] and recording is not None:
+            recording = 1.0  # it is, though a reading may be of a pause that the budget asked for
         rows.append(
             ProcessRow(
                 pid,
@@ -82,9 +91,28 @@ def process_rows(
                 values.get("mem"),
                 cpu.get(pid),
                 None if recording is None else recording >= 0.5,
+                reasons.get(pid, "") if not (recording or 0) >= 0.5 else "",
+                _budget_note(costs[_STACKS].get(pid), costs[_COST].get(pid)),
             )
         )
     return rows
+
+
+def _latest(store: SeriesStore, metric: str, fresh_ns: int) -> dict[int, float]:
+    """The newest value of a metric by process, where it is fresh."""
+    found = {}
+    for key in store.subjects(metric):
+        view = store.view(key)
+        if key[2] is not None and len(view) and int(view.end_ns[-1]) >= fresh_ns:
+            found[key[2]] = float(view.value[-1])
+    return found
+
+
+def _budget_note(stacks: float | None, cost: float | None) -> str:
+    """Such as "stacks of 3.1 % of launches, costs 0.9 %"; nothing where every launch has a stack."""
+    if stacks is None or stacks > 99.5:
+        return ""
+    return f"stacks of {percent(stacks)} of launches" + (f", costs {percent(cost)}" if cost else "")
 
 
 def cpu_percent(view: SeriesView) -> float | None:

@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpuprof.snapshots.errors import EXIT_UNAVAILABLE, FileError, GpuprofError
@@ -58,6 +58,9 @@ def run(options: RecordOptions, sampler_options: SamplerOptions) -> int:
     sampler: SamplerProcess | None = None
     if connection is None:
         connection, theirs = socket.socketpair()
+        if options.command:  # its waits are followed even where it uses no GPU
+            of_command = ("--offcpu-children-of", str(os.getpid()))
+            sampler_options = replace(sampler_options, offcpu=(*sampler_options.offcpu, *of_command))
         sampler = SamplerProcess(sampler_options, os.environ, caller, theirs)
     if caller is not None:
         _import_all()
@@ -121,6 +124,7 @@ class _Recording:
         self._last_ns = 0
         self._cpu: SourceStatus | None = None
         self._records_gpu_work = False
+        self._waits_start = False
         self._sudo_line: str | None = None
         self._command: int | None = None
         self._command_code: int | None = None
@@ -195,7 +199,7 @@ class _Recording:
                     self._trouble = error
 
     def _receive(self) -> None:
-        from gpuprof.snapshots.frames import GpuWork, Readings, Samples
+        from gpuprof.snapshots.frames import GpuWork, Readings, Samples, Waits
 
         try:
             data = self._connection.recv(_PIECE)
@@ -214,7 +218,7 @@ class _Recording:
             self._look_at(frame)
         if self._writer is not None:
             # Until the sources are ready only definitions and facts are kept: the recording begins then.
-            rows = (Readings, Samples, GpuWork)
+            rows = (Readings, Samples, GpuWork, Waits)
             self._writer.write([f for f in frames if self._begun or not isinstance(f, rows)])
 
     def _look_at(self, frame: Frame) -> None:
@@ -228,6 +232,7 @@ class _Recording:
         elif isinstance(frame, Status):
             self._cpu = next((source for source in frame.sources if source.name == "cpu"), self._cpu)
             states = {source.name: source.state for source in frame.sources}
+            self._waits_start = states.get("offcpu") == "starting"
             if states.get("gpu") in ("ok", "degraded") or (
                 self._options.command and states.get("nvml") in ("ok", "degraded")
             ):
@@ -239,7 +244,8 @@ class _Recording:
     # ------------------------------------------------------------------------------------------ when it ends
 
     def _is_ready(self) -> bool:
-        return self._is_over() or (self._cpu is not None and self._cpu.state != "starting")
+        cpu_is_there = self._cpu is not None and self._cpu.state != "starting"
+        return self._is_over() or (cpu_is_there and not self._waits_start)
 
     def _is_over(self) -> bool:
         if self._interrupts > (1 if self._command is not None and self._command_code is None else 0):

@@ -19,6 +19,7 @@ from typing import NoReturn
 from gpuprof.snapshots.errors import EXIT_UNAVAILABLE, EXIT_USAGE, GpuprofError
 
 VARIABLE = "CUDA_INJECTION64_PATH"
+NEXT = "GPUPROF_NEXT_INJECTION"  # the library that was named before, which ours loads
 LIBRARY = "libgpuprof_inject.so"
 
 
@@ -44,23 +45,46 @@ def run(command: Sequence[str]) -> NoReturn:
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment of a workload whose GPU work can be recorded.
 
-    GpuprofError where the library was not built or cannot be read, or the variable names another one.
+    A library that the variable names already is loaded by ours, since the driver loads one only. GpuprofError
+    where ours was not built or cannot be read, or the other one uses CUPTI, too.
     """
     library = str(find_library())
     given = environ.get(VARIABLE, "")
+    following = {}
     if given and os.path.realpath(given) != os.path.realpath(library):
-        raise GpuprofError(
-            f"{VARIABLE} is set already, to {given}: the CUDA driver loads one such library only",
-            f"unset {VARIABLE}, or leave the other tool out",
-            EXIT_USAGE,
-        )
+        _check_other(given)
+        following = {NEXT: given}
     if not os.access(library, os.R_OK):
         raise GpuprofError(
             f"{library}, which records GPU work, cannot be read by this user",
             "install gpuprof-tui where every user can read it",
             EXIT_UNAVAILABLE,
         )
-    return {**environ, VARIABLE: library}
+    return {**environ, VARIABLE: library, **following}
+
+
+def _check_other(path: str) -> None:
+    """GpuprofError when an injection library cannot be had together with ours: CUPTI has one user only."""
+    import mmap
+
+    hint = f"unset {VARIABLE}, or leave the other tool out"
+    try:
+        with (
+            open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file,
+            mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as content,
+        ):
+            uses_cupti = any(content.find(word) >= 0 for word in (b"libcupti", b"cuptiSubscribe"))
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is empty"
+        raise GpuprofError(
+            f"{VARIABLE} is set already, to {path}, which cannot be read: {why}", hint, EXIT_USAGE
+        ) from error
+    if uses_cupti:
+        raise GpuprofError(
+            f"{VARIABLE} is set already, to {path}, which uses CUPTI: one library can do so at a time",
+            hint,
+            EXIT_USAGE,
+        )
 
 
 def find_library() -> Path:

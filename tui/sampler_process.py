@@ -32,6 +32,8 @@ class SamplerOptions:
     socket_path: str = SERVICE_SOCKET
     use_service: bool = True
     program: tuple[str, ...] = ()
+    gpu_overhead: str | None = None  # as a person writes it; None: the sampler's default
+    offcpu: tuple[str, ...] = ()  # the sampler's --offcpu-* arguments
 
 
 def connect_service(path: str) -> socket.socket | None:
@@ -98,6 +100,8 @@ class SamplerProcess:
             *("--fd", str(client.fileno())),
             *("--control-fd", str(theirs.fileno())),
             *("--hz", str(options.hz)),
+            *(("--gpu-overhead", options.gpu_overhead) if options.gpu_overhead else ()),
+            *options.offcpu,
             *("--command", own_command()),
         ]
 

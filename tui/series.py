@@ -254,6 +254,15 @@ class SeriesStore:
 
     rate = staticmethod(rate)
 
+    def forget(self, key: Key) -> None:
+        """Forget the readings of one series."""
+        buffer = self._buffers.pop(key, None)
+        if buffer is not None:
+            self._subjects[key[0]].remove(key)
+            self._points -= len(buffer)
+            self.revision += 1
+            self.changes += 1
+
     def clear(self) -> None:
         """Forget everything, as after a reconnection to another sampler."""
         self._keys.clear()

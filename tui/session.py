@@ -29,6 +29,7 @@ class Session:
         self.internals = False  # whether rows of the Python interpreter itself are shown
         self.hidden_rows = 0  # how many are not
         self.has_gpu_time = False  # there was an answer with some
+        self.has_waits = False  # the same of off-CPU time
         self._answer: Tree | None = None
         self.failure: Failure | None = None
         self.tree_changed = False
@@ -108,6 +109,7 @@ class Session:
             return
         if isinstance(answer, Tree):
             self.has_gpu_time |= answer.tree == "gpu" and bool(answer.total_weight.any())
+            self.has_waits |= answer.tree == "offcpu" and bool(answer.total_weight.any())
             self._show(answer)
         else:
             self.failure = answer

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 
 from gpuprof.snapshots.errors import GpuprofError
 from gpuprof.tui import children, control, privileges
+from gpuprof.tui.attach_requests import AttachRequests
 from gpuprof.tui.rescue import Terminal
 from gpuprof.tui.sampler_process import SamplerOptions, SamplerProcess, connect_service
 
@@ -60,6 +61,7 @@ class _Supervisor:
     given_up: str = ""
     ending: float | None = None  # when the screen will be killed
     saves: int = 0
+    attaching: AttachRequests = field(default_factory=AttachRequests)
     _signals: list[int] = field(default_factory=list)
 
     def run(self) -> int:
@@ -83,6 +85,7 @@ class _Supervisor:
                 self._start_sampler(theirs)
             code = self._watch(wake_r)
         finally:
+            self.attaching.close()
             if self.sampler is not None:
                 self.sampler.close(_END_S)
         if code >= 128 or terminal.changed():
@@ -172,6 +175,8 @@ class _Supervisor:
                 poll.register(self.control.fileno(), select.POLLIN)
             if self.sampler is not None and self.sampler.stderr_fd >= 0:
                 poll.register(self.sampler.stderr_fd, select.POLLIN)
+            if self.attaching.fd >= 0:
+                poll.register(self.attaching.fd, select.POLLIN)
             poll.poll(self._timeout_ms())
             with suppress(BlockingIOError):
                 self._signals += os.read(wake_r, 4096)
@@ -181,6 +186,7 @@ class _Supervisor:
                 return code
             if control_open:
                 control_open = self._serve_screen()
+            self.attaching.look(self.control)
             if self.sampler is not None:
                 self.sampler.listen()
                 if self.sampler.poll() is not None and self.ending is None:
@@ -193,7 +199,8 @@ class _Supervisor:
                 self.ending = now + 1.0
 
     def _timeout_ms(self) -> int | None:
-        times = [t for t in (self.restart_at if self.ending is None else None, self.ending) if t is not None]
+        wanted = (self.restart_at if self.ending is None else None, self.ending, self.attaching.deadline)
+        times = [t for t in wanted if t is not None]
         return max(0, round((min(times) - time.monotonic()) * 1000) + 1) if times else None
 
     def _catch_signals(self) -> int:
@@ -243,6 +250,8 @@ class _Supervisor:
                 self._save()
             elif packet.op == "reconnect":
                 self._reconnect()
+            elif packet.op == "attach":
+                self.attaching.begin(self.control, packet.fields.get("pid", ""))
         return True
 
     def _reconnect(self) -> None:

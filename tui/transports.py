@@ -19,6 +19,7 @@ from gpuprof.snapshots.errors import EXIT_UNAVAILABLE, FrameError, GpuprofError
 from gpuprof.snapshots.frames import MAGIC, Failure, Fetch, Fetched, Frame, Query, Subscribe
 from gpuprof.snapshots.names import clean
 from gpuprof.snapshots.wire import Decoder, pack
+from gpuprof.snapshots.work_frames import RateQuery
 
 if TYPE_CHECKING:
     from gpuprof.snapshots.history import History
@@ -313,13 +314,15 @@ class HistoryTransport:
         task.add_done_callback(self._tasks.discard)
 
     async def _answer(self, history: History, request: Frame) -> None:
-        number = request.id if isinstance(request, (Query, Fetch)) else 0
+        number = request.id if isinstance(request, (Query, RateQuery, Fetch)) else 0
         try:
             if isinstance(request, Subscribe):
                 async with self._streaming:
                     await self._stream(history, *history.span, level=request.level)
             elif isinstance(request, Query):
                 self._queue.put_nowait(await asyncio.to_thread(history.query, request))
+            elif isinstance(request, RateQuery):
+                self._queue.put_nowait(await asyncio.to_thread(history.rates, request))
             elif isinstance(request, Fetch):
                 async with self._streaming:
                     await self._stream(history, request.start_ns, request.end_ns, level="rows")

@@ -14,6 +14,7 @@ LIVE_WINDOW_NS = 30 * 10**9
 LIVE_PERIOD_NS = 2 * 10**9
 ANSWER_TIMEOUT_NS = 15 * 10**9
 MAX_LISTED = 512
+GPU_TREES = ("gpu", "idle")  # those that can be kept to one device
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +104,14 @@ class TreeFeed:
         self.pinned, self._stale = None, True
 
     def show_gpu(self, uuid: str | None) -> None:
-        """Keep the tree of GPU time to one device (None: all); other trees know no devices."""
-        self._stale |= self.tree == "gpu" and uuid != self.gpu
+        """Keep the trees of GPU time and idle GPU time to one device (None: all); others know no devices."""
+        self._stale |= self.tree in GPU_TREES and uuid != self.gpu
         self.gpu = uuid
 
     @property
     def without_cpus(self) -> bool:
         """Whether the filter asks for cores, which the tree has nothing to say about."""
-        return self.tree == "gpu" and bool(self.filter.cpus)
+        return self.tree != "cpu" and bool(self.filter.cpus)
 
     def set(
         self, *, filter: Filter | None = None, by_thread: bool | None = None, tree: str | None = None
@@ -153,9 +154,9 @@ class TreeFeed:
         self._asked_ns, self._answered, self._stale = local_ns, False, False
         kept = self.filter
         query = Query(self._last_id, self.tree, start, end, list(kept.pids), list(kept.tids))
-        if self.tree == "gpu":
+        if self.tree in GPU_TREES:
             query = replace(query, gpus=[self.gpu] if self.gpu else [])
-        else:
+        elif self.tree == "cpu":
             query = replace(query, cpus=list(kept.cpus))
         return replace(query, by_thread=self.by_thread)
 

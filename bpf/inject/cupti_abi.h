@@ -21,6 +21,8 @@ enum { DOMAIN_DRIVER_API = 1, DOMAIN_RUNTIME_API = 2 };
 enum { SITE_ENTER = 0, SITE_EXIT = 1 };
 enum { ACTIVITY_MEMCPY = 1, ACTIVITY_MEMSET = 2, ACTIVITY_CONCURRENT_KERNEL = 10 };
 
+enum { ATTR_DEVICE_BUFFER_POOL_LIMIT = 2, ATTR_ZEROED_OUT_ACTIVITY_BUFFER = 5 };
+
 /* Driver API calls that put kernels on the device. A runtime launch always passes through one of them, with the same correlation id, so
  * that subscribing to the driver domain alone sees every launch once. */
 enum {
@@ -36,6 +38,33 @@ enum {
     CBID_cuGraphLaunch_ptsz = 515,
     CBID_cuLaunchKernelEx = 652,
     CBID_cuLaunchKernelEx_ptsz = 653,
+};
+
+/* Driver API calls that return when the device has done what it was asked for. */
+enum {
+    CBID_cuCtxSynchronize = 17,
+    CBID_cuEventSynchronize = 121,
+    CBID_cuStreamSynchronize = 126,
+    CBID_cuStreamSynchronize_ptsz = 440,
+    CBID_cuCtxSynchronize_v2 = 800,
+};
+
+/* Driver API calls that processes make all the time and at whose exit CUPTI can be let go of. */
+enum {
+    CBID_cuEventRecord = 119,
+    CBID_cuEventQuery = 120,
+    CBID_cuStreamQuery = 125,
+    CBID_cuMemGetInfo_v2 = 242,
+    CBID_cuMemAlloc_v2 = 243,
+    CBID_cuMemFree_v2 = 245,
+    CBID_cuCtxSetCurrent = 303,
+    CBID_cuCtxGetCurrent = 304,
+    CBID_cuStreamQuery_ptsz = 439,
+    CBID_cuEventRecord_ptsz = 441,
+    CBID_cuMemAllocAsync = 598,
+    CBID_cuMemAllocAsync_ptsz = 599,
+    CBID_cuMemFreeAsync = 600,
+    CBID_cuMemFreeAsync_ptsz = 601,
 };
 
 /* Driver API calls that copy or set memory, as ranges of ids; the odd ids from 217 to 225 are not in use. */
@@ -151,6 +180,7 @@ typedef void (*cupti_buffer_completed)(void *context, uint32_t stream, uint8_t *
 /* Entry points that older CUPTI lacks. */
 #define CUPTI_OPTIONAL(F)                                                                                              \
     F(cuptiSubscribe_v2, (cupti_subscriber *, cupti_callback, void *, struct cupti_subscriber_params *))               \
+    F(cuptiActivitySetAttribute, (uint32_t, size_t *, void *))                                                         \
     F(cuptiActivityFlushPeriod, (uint32_t))                                                                            \
     F(cuptiGetResultString, (cupti_result, const char **))
 

@@ -13,7 +13,7 @@ struct entry {
     uint32_t sent; /* the listener that has its text */
 };
 
-static struct entry entries[NAMES_MAX]; /* entry 0 is NAME_OTHER */
+static struct entry entries[NAMES_MAX]; /* entry 0 is NAME_NONE */
 static uint32_t count = 1;
 static uint32_t by_hash[2 * NAMES_MAX];
 static uint32_t by_pointer[2 * NAMES_MAX];
@@ -50,10 +50,10 @@ static uint32_t find_or_add(const char *name)
     }
     if (id == 0) {
         if (count == NAMES_MAX || text_bytes + length + 1 > NAMES_TEXT_BYTES)
-            return NAME_OTHER;
+            return NAME_TAIL;
         char *text = malloc(length + 1);
         if (!text)
-            return NAME_OTHER;
+            return NAME_TAIL;
         memcpy(text, name, length);
         text[length] = 0;
         text_bytes += length + 1;
@@ -96,8 +96,8 @@ static int send(struct ring *ring, uint32_t id, uint32_t epoch)
 
 int names_id(struct ring *ring, const char *name, uint32_t epoch, uint32_t *id)
 {
-    *id = name ? find_or_add(name) : NAME_OTHER;
-    if (*id == NAME_OTHER || entries[*id].sent == listener)
+    *id = name ? find_or_add(name) : NAME_NONE;
+    if (*id == NAME_NONE || *id == NAME_TAIL || entries[*id].sent == listener)
         return 0;
     if (send(ring, *id, epoch) < 0)
         return -1; /* sent again with its next record */

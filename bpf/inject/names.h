@@ -1,5 +1,5 @@
 /* Kernel names as small numbers. CUPTI gives a pointer per record; the text behind a pointer may change when a module is unloaded, so an entry
- * keeps its own copy and is compared by content. Bounded: past NAMES_MAX names every further one is the id NAME_OTHER. */
+ * keeps its own copy and is compared by content. Bounded: past NAMES_MAX names every further one is the id NAME_TAIL. */
 #ifndef GPUPROF_NAMES_H
 #define GPUPROF_NAMES_H
 
@@ -9,10 +9,11 @@
 
 #define NAMES_MAX 8192u
 #define NAME_BYTES_MAX 4096u
-#define NAMES_TEXT_BYTES (8u << 20)
-#define NAME_OTHER 0u
+#define NAMES_TEXT_BYTES (4u << 20)
+#define NAME_NONE 0u
+#define NAME_TAIL NAMES_MAX
 
-/* Sets `id` to the number of a name, NAME_OTHER when it is not to be had, after making sure that the ring has carried its text to the present
+/* Sets `id` to the number of a name, NAME_NONE where it has none and NAME_TAIL where there are too many, after making sure that the ring has carried its text to the present
  * sampler and has room for a record after it. -1: no room. */
 int names_id(struct ring *ring, const char *name, uint32_t epoch, uint32_t *id);
 

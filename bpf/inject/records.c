@@ -1,5 +1,6 @@
 /* What CUPTI hands over, written into the ring: activity records, its clock, the process's devices (session.h). */
 #define _GNU_SOURCE
+#include "calls.h"
 #include "names.h"
 #include "session.h"
 
@@ -9,12 +10,16 @@
 
 #define BUFFER_BYTES (256u << 10)
 #define SPARE_BUFFERS 16
+#define MOST_BUFFERS 48        /* 12 MB; CUPTI has so many only when it hands none back */
+#define NULL_IS_SAFE 130000u   /* CUPTI's version from which a NULL buffer means that records are dropped, and counted */
 #define CLOCK_READINGS 16
+#define BEHIND_NS 100000         /* a launch that waits so long for the device could have come later by what we cost it */
+#define LONGEST_NS 3600000000000 /* no launch waits longer: a record that lies */
 
 static pthread_mutex_t buffers = PTHREAD_MUTEX_INITIALIZER; /* guards the spare ones */
 static uint8_t last_resort[4096] __attribute__((aligned(8))); /* a NULL buffer crashes CUPTI before 12.9 */
 static uint8_t *spare[SPARE_BUFFERS];
-static int spare_count;
+static int spare_count, given_count;
 
 /* ---- clocks and devices -------------------------------------------------------------------------------------------------- */
 
@@ -29,6 +34,7 @@ void records_compare_clocks(void)
         if (width < best)
             best = width, cupti_at = there, mono_at = before + width / 2;
     }
+    __atomic_store_n(&session.clock_ns, (int64_t)(mono_at - cupti_at), __ATOMIC_RELAXED);
     pthread_mutex_lock(&session.writer);
     struct ring_slot *slot = ring_next(&session.ring);
     if (slot) {
@@ -72,30 +78,73 @@ void records_note_devices(void)
     dlclose(driver);
 }
 
+/* ---- what is not CUPTI's ------------------------------------------------------------------------------------------------- */
+
+void records_add_wait(const struct ring_slot *wait, const char *name)
+{
+    struct ring_slot full = *wait;
+    pthread_mutex_lock(&session.writer);
+    struct ring_slot *slot = NULL;
+    if (names_id(&session.ring, name, wait->epoch, &full.wait.name) == 0)
+        slot = ring_next(&session.ring);
+    if (slot)
+        *slot = full;
+    else
+        ring_drop(&session.ring);
+    ring_publish(&session.ring);
+    pthread_mutex_unlock(&session.writer);
+}
+
+void records_add_span(uint64_t start_ns, uint64_t end_ns)
+{
+    pthread_mutex_lock(&session.writer);
+    struct ring_slot *slot = ring_next(&session.ring);
+    if (slot) {
+        memset(slot, 0, sizeof *slot);
+        slot->kind = SLOT_SPAN;
+        slot->epoch = __atomic_load_n(&session.epoch, __ATOMIC_RELAXED);
+        slot->span.start = start_ns;
+        slot->span.end = end_ns;
+        ring_publish(&session.ring);
+    }
+    pthread_mutex_unlock(&session.writer);
+}
+
 /* ---- activity records ----------------------------------------------------------------------------------------------------- */
 
 void records_buffer_requested(uint8_t **buffer, size_t *size, size_t *max_records)
 {
     uint8_t *given = NULL;
+    int too_many = 0;
     if (!__atomic_load_n(&session.forked, __ATOMIC_RELAXED)) { /* a child may have inherited the lock locked */
         pthread_mutex_lock(&buffers);
         if (spare_count > 0)
             given = spare[--spare_count];
+        too_many = !given && given_count >= MOST_BUFFERS && session.ring.header->cupti_version >= NULL_IS_SAFE;
+        given_count += !too_many;
         pthread_mutex_unlock(&buffers);
     }
+    *max_records = 0;
+    if (too_many) {
+        *buffer = NULL;
+        *size = 0;
+        return;
+    }
     if (!given)
-        given = aligned_alloc(8, BUFFER_BYTES);
+        given = calloc(1, BUFFER_BYTES); /* zeros, as attach.c has promised */
     *buffer = given ? given : last_resort;
     *size = given ? BUFFER_BYTES : sizeof last_resort;
-    *max_records = 0;
 }
 
 static void give_back(uint8_t *buffer)
 {
-    if (buffer == last_resort)
-        return;
+    if (buffer != last_resort)
+        memset(buffer, 0, BUFFER_BYTES); /* in CUPTI's thread rather than in a launching one */
     pthread_mutex_lock(&buffers);
-    if (spare_count < SPARE_BUFFERS) {
+    given_count--;
+    if (buffer == last_resort)
+        buffer = NULL;
+    else if (spare_count < SPARE_BUFFERS) {
         spare[spare_count++] = buffer;
         buffer = NULL;
     }
@@ -119,6 +168,27 @@ static void write_work(struct ring_slot *work, const char *name)
 }
 
 static uint16_t ordinal(uint32_t device) { return (uint16_t)(device > UINT16_MAX ? UINT16_MAX : device); }
+
+/* Counts whether the device was behind when this was launched. The kernels of a graph come one after the other; the first to start counts. */
+static void judge(const struct ring_slot *slot)
+{
+    static uint32_t last;         /* correlation id of the launch that is being judged; under the writer's mutex, as all here */
+    static uint64_t first, enter; /* of it: when the first of its work started, on CUPTI's clock; when it was launched */
+    if (slot->work.correlation == last && slot->work.enter == enter) {
+        if (slot->work.start < first)
+            first = slot->work.start;
+        return;
+    }
+    struct ring_header *header = session.ring.header;
+    int64_t delay = (int64_t)first + __atomic_load_n(&session.clock_ns, __ATOMIC_RELAXED) - (int64_t)enter;
+    if (enter != 0 && first != 0 && delay < LONGEST_NS) {
+        __atomic_store_n(&header->judged, header->judged + 1, __ATOMIC_RELAXED);
+        __atomic_store_n(&header->behind, header->behind + (delay >= BEHIND_NS), __ATOMIC_RELAXED);
+    }
+    last = slot->work.correlation;
+    first = slot->work.start;
+    enter = slot->work.enter;
+}
 
 /* Returns whether the record is of a kind that is wanted. */
 static int write_record(const void *record, uint32_t epoch)
@@ -168,6 +238,8 @@ static int write_record(const void *record, uint32_t epoch)
     default:
         return 0;
     }
+    slot.work.enter = calls_noted(slot.work.correlation, epoch, &slot.work.no_stack);
+    judge(&slot);
     write_work(&slot, name);
     return 1;
 }

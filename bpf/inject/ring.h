@@ -17,7 +17,7 @@
 #define RING_NAME "gpuprof-ring"
 #endif
 #define RING_MAGIC 0x31474e4946525047ull /* "GPRFING1" */
-#define RING_VERSION 1u
+#define RING_VERSION 2u
 #define RING_HEADER_BYTES 8192u
 #define RING_SLOTS (1u << 17)
 #define RING_DEVICES 32
@@ -29,6 +29,7 @@ enum ring_state {
     RING_DETACHING = 2, /* waiting for the next CUDA call, at whose exit CUPTI is finalized */
     RING_REFUSED = 3,   /* `message` says why; tried again later */
     RING_ENDED = 4,
+    RING_PAUSED = 5, /* detached for a while, so as to stay within the budget; goes on by itself */
 };
 
 enum slot_kind {
@@ -37,6 +38,8 @@ enum slot_kind {
     SLOT_MEMSET = 3,
     SLOT_NAME = 4,  /* part of a kernel name */
     SLOT_CLOCK = 5, /* CUPTI's clock against CLOCK_MONOTONIC */
+    SLOT_WAIT = 6,  /* a call in which a thread of the host waited for the device */
+    SLOT_SPAN = 7,  /* a span of time that was recorded and is over */
 };
 
 struct ring_header {
@@ -56,12 +59,22 @@ struct ring_header {
     uint64_t records;  /* records that CUPTI delivered */
     uint64_t dropped;  /* of them, those that found the ring full */
     uint64_t cupti_dropped;
-    uint64_t callback_ns; /* reserved for the overhead controller */
+    uint64_t callback_ns; /* time of the launching threads in our callback, its probes with them; partly measured */
     uint8_t uuid[RING_DEVICES][16]; /* by the process's own device ordinal; zeros: not known */
     char message[RING_TEXT];        /* why nothing is recorded, or empty */
     char library[RING_TEXT];        /* the libcupti that was opened */
     _Alignas(64) uint64_t head;     /* slots written so far */
     _Alignas(64) uint64_t tail;     /* slots read so far (the sampler's) */
+    uint32_t budget_ppm;            /* the sampler's: the share of the launching threads' time that we may take; 0: no limit */
+    _Alignas(64) uint64_t stacks;   /* of the launches, those that had their stack taken */
+    uint64_t cost_ns;               /* all that recording has cost the launching threads while the device waited for them */
+    uint64_t waits;                 /* calls that waited for the device */
+    uint64_t wait_ns;               /* time in them */
+    uint64_t recording_since_ns;    /* CLOCK_MONOTONIC; 0: not recording */
+    uint32_t launches_per_stack;    /* now: one launch of so many has its stack taken, by chance */
+    uint32_t wait_threshold_ns;     /* now: shorter waits are kept by chance only */
+    uint64_t pauses;                /* so far */
+    uint64_t judged, behind;        /* launches of which it is known whether the device was behind, and those where it was */
 };
 
 struct ring_slot {
@@ -79,7 +92,8 @@ struct ring_slot {
             uint32_t name; /* id of an earlier SLOT_NAME */
             uint64_t bytes_or_node; /* memcpy, memset: bytes; kernel: graph node id */
             uint32_t graph;
-            uint32_t reserved[3];
+            uint32_t no_stack; /* 1: the stack of its launch was not taken, for want of budget */
+            uint64_t enter; /* CLOCK_MONOTONIC at the enter of the call that launched it; 0: not known */
         } work;
         struct {
             uint32_t id;
@@ -92,6 +106,19 @@ struct ring_slot {
             uint64_t mono_ns;
             uint64_t width_ns;
         } clock;
+        struct {
+            uint64_t start; /* CLOCK_MONOTONIC */
+            uint64_t end;
+            uint32_t correlation;
+            uint32_t stream; /* reserved */
+            uint32_t thread; /* id in the process's own pid namespace */
+            uint32_t name;   /* of the API call, an id as of kernels */
+            float weight;    /* how many waits of its length this one stands for */
+        } wait;
+        struct {
+            uint64_t start; /* CLOCK_MONOTONIC */
+            uint64_t end;
+        } span;
     };
 };
 
@@ -101,6 +128,9 @@ _Static_assert(offsetof(struct ring_header, uuid) == 96, "gpu_ring.py");
 _Static_assert(offsetof(struct ring_header, message) == 608, "gpu_ring.py");
 _Static_assert(offsetof(struct ring_header, head) == 1152, "gpu_ring.py");
 _Static_assert(offsetof(struct ring_header, tail) == 1216, "gpu_ring.py");
+_Static_assert(offsetof(struct ring_header, budget_ppm) == 1224, "gpu_ring.py");
+_Static_assert(offsetof(struct ring_header, stacks) == 1280, "gpu_ring.py");
+_Static_assert(offsetof(struct ring_header, pauses) == 1328, "gpu_ring.py");
 
 struct ring {
     int fd;

@@ -1,8 +1,15 @@
-/* What the parts of the injection library share: records.c writes what CUPTI hands over into the ring, inject.c decides when CUPTI is in
- * use. */
+/* What the parts of the injection library share.
+ *
+ *   inject.c      starts and ends; the library's thread
+ *   attach.c      CUPTI taken into use, and let go of
+ *   calls.c       what happens at each call of the CUDA driver
+ *   records.c     what CUPTI hands over, written into the ring
+ *   controller.c  how many stacks, and how much time, the budget allows
+ */
 #ifndef GPUPROF_SESSION_H
 #define GPUPROF_SESSION_H
 
+#include "controller.h"
 #include "cupti_abi.h"
 #include "ring.h"
 
@@ -10,13 +17,22 @@
 #include <stdint.h>
 #include <time.h>
 
+/* Only the library's thread attaches and asks to detach, only a call's exit finalizes; ATTACHING and FINALIZING belong to who set them. */
+enum phase { WAITING, ATTACHING, RECORDING, DETACH_WANTED, FINALIZING, ENDED };
+
 struct session {
     struct cupti_api cupti;
     struct ring ring;
     pthread_mutex_t writer; /* guards the ring's writing side and the names; never held over a call that may wait for a lock of CUPTI's,
                              * since CUPTI calls back with its own locks held */
+    uint64_t state;         /* attach epoch << 8 | enum phase, atomic: a launch goes by one reading of both */
+    uint64_t attached_ns;   /* when the present attach began, atomic */
     uint32_t epoch;         /* attaches so far, atomic */
     int forked;             /* this is a forked child: no thread, no ring; atomic */
+    int pausing;            /* the detach that is wanted or done is the budget's; atomic */
+    int64_t clock_ns;       /* CLOCK_MONOTONIC minus CUPTI's clock, atomic */
+    uint64_t cycle_ns;      /* what the last attach and the last detach took together, atomic */
+    struct controller_plan plan; /* what the budget allows now; each field atomic */
 };
 
 extern struct session session;
@@ -28,12 +44,50 @@ static inline uint64_t now_ns(void)
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
+static inline enum phase phase_of(uint64_t word) { return (enum phase)(word & 0xff); }
+
+static inline uint64_t with_phase(uint64_t word, enum phase to) { return (word & ~0xffull) | to; }
+
+static inline uint64_t get_state(void) { return __atomic_load_n(&session.state, __ATOMIC_ACQUIRE); }
+
+static inline int change_state(uint64_t from, uint64_t to)
+{
+    return __atomic_compare_exchange_n(&session.state, &from, to, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
+}
+
+/* Only for who owns the present phase. */
+static inline void set_phase(enum phase to) { __atomic_store_n(&session.state, with_phase(get_state(), to), __ATOMIC_RELEASE); }
+
+static inline int change_phase(enum phase from, enum phase to)
+{
+    uint64_t now = get_state();
+    return phase_of(now) == from && change_state(now, with_phase(now, to));
+}
+
+/* A line on standard error, where GPUPROF_INJECT_LOG is set. */
+__attribute__((format(printf, 1, 2))) void log_line(const char *format, ...);
+
+/* At exit of the process; registered anew once CUPTI is loaded (inject.c). */
+void at_exit(void);
+
+/* attach.c: subscribes and enables; 0, or -1 with the reason in `problem`. finalize_here only at the exit of a call. */
+int attach(char *problem, size_t problem_size);
+void detach_soon(const char *message, int pausing);
+void resume(void);
+void finalize_here(void);
+void enable_activity(void);
+int has_no_kernels(void); /* CUPTI gives no kernel records though it is attached */
+
 /* CUPTI's requests for buffers, and the buffers that it has filled. */
 void records_buffer_requested(uint8_t **buffer, size_t *size, size_t *max_records);
 void records_buffer_completed(void *context, uint32_t stream, uint8_t *buffer, size_t size, size_t valid);
 
 /* Writes how CUPTI's clock stands against CLOCK_MONOTONIC. */
 void records_compare_clocks(void);
+
+/* Writes a call that waited, or a span of time that was recorded. */
+void records_add_wait(const struct ring_slot *wait, const char *name);
+void records_add_span(uint64_t start_ns, uint64_t end_ns);
 
 /* Notes the UUID of every device; 0 devices are noted while the driver is not initialised. */
 void records_note_devices(void);

@@ -40,6 +40,11 @@ def ring_writer() -> ModuleType:
 
 
 def main() -> None:
+    measure(1, "every launch with its stack")
+    measure(32, "one launch of 32 with its stack, as under a budget")
+
+
+def measure(every: int, words: str) -> None:
     writer = ring_writer().Writer()
     process = describe(os.getpid())
     assert process is not None
@@ -71,15 +76,16 @@ def main() -> None:
         start = time.monotonic_ns() - 100_000_000 + np.arange(PER_TICK, dtype=np.uint64) * np.uint64(9_000)
         enter = start - np.uint64(20_000)
         names = random.integers(1, 9, PER_TICK).astype(np.uint32)
-        writer.work(numbers, start, start + np.uint64(KERNEL_NS), name=names)
+        taken = numbers % every == 0
+        writer.work(numbers, start, start + np.uint64(KERNEL_NS), name=names, no_stack=~taken, enter=enter)
         began = time.thread_time()
         writer.slots[:PER_TICK].copy()
         copies += time.thread_time() - began
 
         began = time.thread_time()
-        ids = np.asarray(stacks, np.uint32)[names - 1]
-        column = np.full(PER_TICK, thread, np.uint32)
-        weight = np.ones(PER_TICK, np.float32)
+        ids = np.asarray(stacks, np.uint32)[names[taken] - 1]
+        column = np.full(len(ids), thread, np.uint32)
+        weight = np.full(len(ids), every, np.float32)
         join.add_launches(
             [
                 Launches(
@@ -87,8 +93,8 @@ def main() -> None:
                     os.getpid(),
                     start_time_ns(os.getpid()) or 0,
                     1,
-                    numbers,
-                    enter,
+                    numbers[taken],
+                    enter[taken],
                     column,
                     ids,
                     weight,
@@ -99,18 +105,20 @@ def main() -> None:
 
         began = time.thread_time()
         now_ns = time.monotonic_ns()
-        for gpu, low, high, kernel in join.add_work(session, session.read(now_ns), time.monotonic_ns()):
-            coverage.add(gpu, low, high, kernel=kernel)
+        for gpu, low, high, kind in join.add_work(session, session.read(now_ns), time.monotonic_ns()):
+            coverage.add(gpu, low, high, kind=kind)
         coverage.write(now_ns, join.active_gpus())
         records += time.thread_time() - began
         time.sleep(max(0.0, 0.1 - (time.monotonic_ns() - now_ns) / 1e9))
     seconds = TICKS / 10
     counts = join.counts
+    print(words)
     print(f"records                        {TICKS * PER_TICK:,} at {RATE:,} a second, {counts}")
     print(f"read, convert, join, keep      {records / seconds:.2%} of a core")
     print(f"add the launches               {launches / seconds:.2%} of a core")
     print(f"copy of the slots alone        {copies / seconds:.2%} of a core (ratio {records / copies:.0f})")
     session.close()
+    writer.close()
 
 
 if __name__ == "__main__":

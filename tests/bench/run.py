@@ -8,12 +8,13 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+NEED_ROOT = {"startup_bench.py", "sampler_bench.py", "offcpu_bench.py"}
 
 
 def main() -> int:
     failed = []
     for script in sorted(HERE.glob("*_bench.py")):
-        if script.name == "sampler_bench.py" and os.geteuid() != 0:
+        if script.name in NEED_ROOT and os.geteuid() != 0:
             print(f"== {script.name}: skipped, eBPF needs root", flush=True)
             continue
         print(f"== {script.name}", flush=True)

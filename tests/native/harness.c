@@ -2,8 +2,9 @@
  *
  *   init                               cuInit; answers which of the descriptors 0..2 it left closed that are open now
  *   init_closed                        the same with 0..2 closed meanwhile
- *   launch THREADS PATH HOW NAME N     each thread makes N calls through call path a or b; HOW: kernel, ex, graph (3 nodes), copy, set, sync, bad
+ *   launch THREADS PATH HOW NAME N     each thread makes N calls through call path a or b; HOW: kernel, ex, graph (3 nodes), copy, set, sync, query, bad
  *   long NS                            how long the kernels made from now on take (default 500)
+ *   wait NS                            how long synchronizes and blocking copies take from now on (default 0)
  *   spin THREADS / stop                launches in the background / how many they were
  *   names N                            N launches, each of a kernel with a name of its own
  *   rename OLD NEW                     the text behind a name's pointer changes, as when a module is unloaded and another comes
@@ -120,6 +121,8 @@ static void do_call(const char *how, struct mock_function *f)
         cuMemsetD8_v2(0, 0, 8192);
     else if (strcmp(how, "bad") == 0)
         cuLaunchKernel(NULL, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL);
+    else if (strcmp(how, "query") == 0)
+        cuStreamQuery(NULL);
     else
         cuStreamSynchronize(NULL);
 }
@@ -346,6 +349,9 @@ static void obey(char *line, char **argv)
         answer("%ld", number * count);
     } else if (sscanf(line, "long %lld", &value) == 1) {
         kernel_ns = (uint64_t)value;
+        answer("%ld", (long)value);
+    } else if (sscanf(line, "wait %lld", &value) == 1) {
+        mock_cuda_wait((uint64_t)value);
         answer("%ld", (long)value);
     } else if (sscanf(line, "spin %d", &spinner_count) == 1) {
         atomic_store(&spun, 0);

@@ -248,6 +248,10 @@ class Listener:
         assert self.facts.records == records
         return self.facts
 
+    def waits(self) -> NDArray[Any]:
+        """The waits read so far, as rows of WAITS."""
+        return self.slots[self.slots["kind"] == gpu_ring.WAIT].view(gpu_ring.WAITS)
+
     def names(self) -> dict[int, bytes]:
         """Text by name id, from the parts read so far; AssertionError where parts do not fit together."""
         texts: dict[int, bytes] = {}
@@ -265,7 +269,7 @@ class Listener:
         """How many kernel records there are of each name."""
         names = self.names()
         counts = Counter(self.work(gpu_ring.KERNEL)["name"].tolist())
-        return {names[number].decode() if number else "": count for number, count in counts.items()}
+        return {names.get(number, b"").decode(): count for number, count in counts.items()}
 
     def by_launch(self, program: Program) -> dict[tuple[str, str], int]:
         """How many kernel records there are by (path, kernel) of their launch; without one: ("", "")."""

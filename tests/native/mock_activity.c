@@ -27,6 +27,7 @@ static size_t lost_now;
 static pthread_t worker;
 static int worker_runs, worker_stops;
 static uint32_t period_ms = 1000;
+static atomic_uchar wants_zeros;
 __thread int in_delivery;
 
 /* ---- handing over --------------------------------------------------------------------------------------------------------- */
@@ -191,6 +192,11 @@ static void *new_record(size_t bytes, uint64_t complete_at) /* with `lock` */
         size_t size = 0, most = 0;
         uint8_t *given = NULL;
         on_requested(&given, &size, &most);
+        for (size_t i = 0; given && atomic_load(&wants_zeros) && i < size; i++)
+            if (given[i]) {
+                COUNT(fault_dirty_buffer)++;
+                break;
+            }
         if (!given || size < 4096) {
             COUNT(fault_null_buffer)++;
             return NULL;
@@ -366,6 +372,17 @@ cupti_result cuptiActivityFlushAll(uint32_t flag)
 }
 
 #ifndef MOCK_OLD
+cupti_result cuptiActivitySetAttribute(uint32_t attribute, size_t *size, void *value)
+{
+    if (attribute == ATTR_DEVICE_BUFFER_POOL_LIMIT && *size == sizeof(size_t))
+        COUNT(pool_limit) = (int64_t) * (size_t *)value;
+    else if (attribute == ATTR_ZEROED_OUT_ACTIVITY_BUFFER && *size == 1)
+        atomic_store(&wants_zeros, *(uint8_t *)value);
+    else
+        return CUPTI_INVALID_PARAMETER;
+    return CUPTI_OK;
+}
+
 cupti_result cuptiActivityFlushPeriod(uint32_t ms)
 {
     pthread_mutex_lock(&lock);

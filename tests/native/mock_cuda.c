@@ -19,6 +19,7 @@ enum { SUCCESS = 0, INVALID_VALUE = 1, NOT_INITIALIZED = 3, INVALID_DEVICE = 101
 static const struct mock_tools *_Atomic tools;
 static atomic_int initialized;
 static int devices = 2;
+static atomic_ullong wait_ns;
 
 void mock_cuda_install(const struct mock_tools *new_tools) { atomic_store(&tools, new_tools); }
 
@@ -82,6 +83,25 @@ int cuDeviceGetUuid_v2(uint8_t *uuid, int device)
 
 int cuDeviceGetUuid(uint8_t *uuid, int device) { return cuDeviceGetUuid_v2(uuid, device); }
 
+void mock_cuda_wait(uint64_t ns) { atomic_store(&wait_ns, ns); }
+
+static uint64_t now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+/* As the driver waits by default: on the CPU. */
+static void spin(void)
+{
+    uint64_t until = now_ns() + atomic_load(&wait_ns);
+    while (now_ns() < until)
+        ;
+}
+
+static int waits(uint32_t cbid) { return cbid == CBID_STREAM_SYNCHRONIZE || cbid == CBID_MEMCPY_HTOD_V2; }
+
 static int call(uint32_t cbid, const char *name, const struct mock_work *work, int count, int result)
 {
     if (!atomic_load(&initialized))
@@ -93,6 +113,8 @@ static int call(uint32_t cbid, const char *name, const struct mock_work *work, i
     hooks->enter(&made);
     for (int i = 0; i < count && result == SUCCESS; i++)
         hooks->work(&made, &work[i]);
+    if (waits(cbid) && atomic_load(&wait_ns))
+        spin();
     hooks->leave(&made);
     return result;
 }
@@ -158,4 +180,10 @@ int cuStreamSynchronize(void *stream)
 {
     (void)stream;
     return call(CBID_STREAM_SYNCHRONIZE, "cuStreamSynchronize", NULL, 0, SUCCESS);
+}
+
+int cuStreamQuery(void *stream)
+{
+    (void)stream;
+    return call(CBID_STREAM_QUERY, "cuStreamQuery", NULL, 0, SUCCESS);
 }

@@ -9,7 +9,7 @@ enum { MOCK_KERNEL_BYTES = 248, MOCK_MEMCPY_BYTES = 112, MOCK_MEMSET_BYTES = 104
 
 enum { MOCK_MEMCPY = 1, MOCK_MEMSET = 2, MOCK_KERNEL = 10 };
 
-enum { CBID_MEMCPY_HTOD_V2 = 276, CBID_MEMSET_D8_V2 = 249, CBID_STREAM_SYNCHRONIZE = 126 };
+enum { CBID_MEMCPY_HTOD_V2 = 276, CBID_MEMSET_D8_V2 = 249, CBID_STREAM_SYNCHRONIZE = 126, CBID_STREAM_QUERY = 125 };
 enum { CBID_LAUNCH_KERNEL = 307, CBID_GRAPH_LAUNCH = 514, CBID_LAUNCH_KERNEL_EX = 652 };
 
 struct mock_function { /* what a CUfunction of the mock points to */
@@ -58,6 +58,8 @@ int cuGraphLaunch(struct mock_graph *graph, void *stream);
 int cuMemcpyHtoD_v2(uint64_t to, const void *from, uint64_t bytes);
 int cuMemsetD8_v2(uint64_t to, unsigned char value, uint64_t bytes);
 int cuStreamSynchronize(void *stream);
+int cuStreamQuery(void *stream);
+void mock_cuda_wait(uint64_t ns); /* how long synchronizes and blocking copies take from now on */
 #endif
 
 #endif

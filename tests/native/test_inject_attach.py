@@ -58,7 +58,8 @@ def test_attaches_soon_after_the_lock(start: Start, listen: Listen) -> None:
     assert time.monotonic() - began < 0.3
     counters = program.counters
     assert (counters["subscribers"], counters["kinds_enabled"]) == (1, 3)
-    assert counters["callbacks_enabled"] == 12 + 89  # launches, copies and sets of the driver API alone
+    assert counters["pool_limit"] == 16  # of CUPTI's buffers on the device
+    assert counters["callbacks_enabled"] == 12 + 89 + 5  # launches, copies and sets, waits, of the driver API
 
 
 def test_a_lock_on_the_process_s_own_description_is_not_a_listener(start: Start, listen: Listen) -> None:
@@ -69,7 +70,8 @@ def test_a_lock_on_the_process_s_own_description_is_not_a_listener(start: Start,
     assert listener.facts.state == "recording"
 
 
-def test_detaches_at_the_next_launch_and_only_there(start: Start, listen: Listen) -> None:
+@pytest.mark.parametrize("how", ["kernel", "copy", "sync", "query"])
+def test_detaches_at_the_next_call_and_only_there(start: Start, listen: Listen, how: str) -> None:
     program = start().init()
     listener = listen(program)
     watcher = listen(program, lock=False)
@@ -78,17 +80,17 @@ def test_detaches_at_the_next_launch_and_only_there(start: Start, listen: Listen
     listener.close()
     watcher.reach("detaching")
     time.sleep(0.2)
-    program.launch(3, how="sync")
     assert program.counters["finalizes"] == 0
     assert program.counters["subscribers"] == 1
-    program.launch(1, how="copy")
+    program.launch(1, how=how)
     assert program.counters["finalizes"] == 1
     assert watcher.facts.state == "waiting"
     assert detached(program)
     assert program.faults == {}
     program.launch(50)
-    assert watcher.facts.launches == 6
-    assert program.counters["records"] == 6  # 5 kernels and the copy
+    more = how in ("kernel", "copy")
+    assert watcher.facts.launches == 5 + more
+    assert program.counters["records"] == 5 + more
 
 
 def test_detaches_when_the_sampler_is_killed(start: Start, listen: Listen, kit: Any) -> None:
@@ -127,6 +129,7 @@ def test_a_new_sampler_before_the_next_launch_goes_on_and_gets_the_names_again(
     assert second.facts.epoch == 1
     assert (second.slots["kind"] == 5).sum() >= 1  # and a clock at once
     assert program.counters["subscribes"] == 1
+    assert program.counters["callbacks_enabled"] == 12 + 89 + 5  # no longer those that only the detach needs
 
 
 def test_a_new_sampler_after_the_detach_is_a_new_epoch(start: Start, listen: Listen) -> None:

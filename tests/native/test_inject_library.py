@@ -53,8 +53,8 @@ def test_the_probe_begins_with_the_nop_that_a_uprobe_likes(library: Path) -> Non
 
 def test_code_keeps_nothing_below_the_stack_pointer(library: Path) -> None:
     """The kernel's quick uprobe writes there."""
-    text = run("objdump", "-d", "--disassemble=on_call", str(library))
-    assert "<on_call>:" in text
+    text = run("objdump", "-d", "--disassemble=calls_back", str(library))
+    assert "<calls_back>:" in text
     assert not re.search(r"-0x[0-9a-f]+\(%rsp\)", text)
     assert "endbr64" not in run("objdump", "-d", "-j", ".text", "--disassemble=gpuprof_launch", str(library))
 
@@ -120,12 +120,15 @@ NUMBERS = {
     "ACTIVITY_MEMCPY": "CUPTI_ACTIVITY_KIND_MEMCPY",
     "ACTIVITY_MEMSET": "CUPTI_ACTIVITY_KIND_MEMSET",
     "ACTIVITY_CONCURRENT_KERNEL": "CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL",
+    "ATTR_DEVICE_BUFFER_POOL_LIMIT": "CUPTI_ACTIVITY_ATTR_DEVICE_BUFFER_POOL_LIMIT",
+    "ATTR_ZEROED_OUT_ACTIVITY_BUFFER": "CUPTI_ACTIVITY_ATTR_ZEROED_OUT_ACTIVITY_BUFFER",
     "CBID_LAUNCH_KERNEL": "CUPTI_DRIVER_TRACE_CBID_cuLaunchKernel",
     "CBID_LAUNCH_KERNEL_EX": "CUPTI_DRIVER_TRACE_CBID_cuLaunchKernelEx",
     "CBID_GRAPH_LAUNCH": "CUPTI_DRIVER_TRACE_CBID_cuGraphLaunch",
     "CBID_MEMCPY_HTOD_V2": "CUPTI_DRIVER_TRACE_CBID_cuMemcpyHtoD_v2",
     "CBID_MEMSET_D8_V2": "CUPTI_DRIVER_TRACE_CBID_cuMemsetD8_v2",
     "CBID_STREAM_SYNCHRONIZE": "CUPTI_DRIVER_TRACE_CBID_cuStreamSynchronize",
+    "CBID_STREAM_QUERY": "CUPTI_DRIVER_TRACE_CBID_cuStreamQuery",
 }
 FIELD = (
     "_Static_assert(offsetof(struct {ours}, {field}) == offsetof({real}, {name}) && "

@@ -68,6 +68,10 @@ def main() -> None:
             select.select([link], [], [], 20)
             got = control.receive(link)
             say(op=got.op if got else None, **(got.fields if got else {}))
+        elif verb == "attach":
+            control.send(link, "attach", pid=rest)
+            answer = packet(link, "attached")
+            say(op=answer.op, **answer.fields)
         elif verb == "save":
             control.send(link, "save")
             answer = packet(link, "saved")

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -341,10 +342,9 @@ def test_a_burst_of_launches_costs_no_cpu_samples(
     assert sampler.programs.counters()["ring_full"] == before
 
 
-def test_the_real_library_on_a_mocked_cupti(
-    sampler: Sampler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """From the lock to the tree: attach, callbacks, probe, records, join."""
+@pytest.fixture
+def mocked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, dict[str, str]]:
+    """A CUDA program on the mock driver, and the environment that has it load the real injection library."""
     spec = importlib.util.spec_from_file_location("injected", NATIVE / "injected.py")
     assert spec is not None
     assert spec.loader is not None
@@ -359,6 +359,12 @@ def test_the_real_library_on_a_mocked_cupti(
         ["gcc", *FLAGS, f"-I{NATIVE}", "-o", program, WORKLOADS / "mock_train.c", *link], check=True
     )
     environ = {**os.environ, "GPUPROF_CUPTI": str(built.cupti), "CUDA_INJECTION64_PATH": str(built.library)}
+    return program, environ
+
+
+def test_the_real_library_on_a_mocked_cupti(sampler: Sampler, mocked: tuple[Path, dict[str, str]]) -> None:
+    """From the lock to the tree: attach, callbacks, probe, records, join."""
+    program, environ = mocked
     process = subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ)
     try:
         assert line_of(process) == b"ready\n"
@@ -386,3 +392,75 @@ def test_the_real_library_on_a_mocked_cupti(
     finally:
         process.kill()
         process.communicate()
+
+
+def test_under_a_budget_paths_keep_their_shares(
+    sampler: Sampler, mocked: tuple[Path, dict[str, str]]
+) -> None:
+    """A sample of launches has a stack, the waits have theirs, and the weights make up for the rest."""
+    program, environ = mocked
+    sampler.stop_listening()
+    sampler.work = GpuWork(sampler.history, lambda: None, lambda: sampler.stacks, budget_ppm=40_000)
+    sampler.work.start()
+    process = subprocess.Popen(
+        [program, "rounds"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ
+    )
+    try:
+        assert line_of(process) == b"ready\n"
+        sampler.pids.add(process.pid)
+        work = sampler.work
+        wait_until(lambda: any(s.pid == process.pid and s.recording for s in work._sessions))
+        assert process.stdin is not None
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        wait_until(lambda: "stacks of" in work.status().reason)
+        time.sleep(3)
+        process.kill()
+        wait_until(lambda: not work._sessions)
+        assert "--gpu-overhead 4%" not in work.status().reason
+        totals = {"path_2": 0.0, "path_5": 0.0, "path_11": 0.0}
+        squares, left_out, rows_seen = dict(totals), 0, 0
+        for view, rows in sampler.history.gpu_work_between(0, 1 << 62):
+            columns = (rows.columns[name].tolist() for name in ("thread", "stack", "weight"))
+            for thread, stack, weight in zip(*columns, strict=True):
+                if view.processes[view.threads[thread].process].pid != process.pid:
+                    continue
+                names = path_names(view, stack)
+                rows_seen += 1
+                if weight == 0:
+                    assert names == ["[stack not taken]", "gemm_nn<float>"]
+                    left_out += 1
+                    continue
+                assert names[-2] == "cuLaunchKernel"
+                totals[names[-3]] += weight
+                squares[names[-3]] += weight * (weight - 1)
+        assert left_out > 0
+        for path, share in (("path_2", 2), ("path_5", 5), ("path_11", 11)):
+            assert abs(totals[path] - rows_seen * share / 18) < 5 * squares[path] ** 0.5 + 20
+        waits = [
+            (view, stack, weight)
+            for view, rows in sampler.history.waits_between(0, 1 << 62)
+            for stack, thread, weight in zip(
+                *(rows.columns[name].tolist() for name in ("stack", "thread", "weight")), strict=True
+            )
+            if view.processes[view.threads[thread].process].pid == process.pid
+        ]
+        assert len(waits) > 100
+        for view, stack, weight in waits:
+            assert path_names(view, stack)[-3:] == [
+                "wait_for_all",
+                "cuStreamSynchronize",
+                "cuStreamSynchronize",
+            ]
+            assert weight >= 1
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def path_names(view: Any, stack: int) -> list[str]:
+    names = []
+    while stack:
+        names.append(view.strings[int(view.name[int(view.frame_function[int(view.frame[stack])])])])
+        stack = int(view.parent[stack])
+    return names[::-1]

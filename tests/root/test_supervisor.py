@@ -207,6 +207,32 @@ def test_nobody_saves_through_its_parent(start: Callable[..., Run], tmp_path: Pa
     assert len(list(tmp_path.iterdir())) == 3
 
 
+def test_the_screen_has_a_process_attached_to(start: Callable[..., Run]) -> None:
+    """By the parent, which looks at what the screen asks for; what it loads is not the screen's to say."""
+    run = start()
+    assert run.ask("attach 1; rm -rf /")["message"] == "that is no process id"
+    sleeper = subprocess.Popen(["sleep", "100"])
+    try:
+        answer = run.ask(f"attach {sleeper.pid}")
+        assert answer["op"] == "refused"
+        assert answer["message"] == "it does not use CUDA (yet)"
+        assert "gpuprof-tui run" in answer["hint"]
+        code = (
+            "from gpuprof.tui import attach, supervisor; "
+            "attach.FUNCTION = 'getpid'; "  # of libc, which every library finds; its result is no 0
+            "attach.HELPER_OPTIONS = ('--any',)"
+        )
+        forced = start(before=code)
+        answer = forced.ask(f"attach {sleeper.pid}")
+        assert answer["message"].startswith("the library could not start")
+        assert "libgpuprof_inject.so" in Path(f"/proc/{sleeper.pid}/maps").read_text()
+        assert forced.ask(f"attach {sleeper.pid}")["op"] == "refused"
+        assert sleeper.poll() is None
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+
+
 def test_a_caller_who_can_write_is_given_no_files(start: Callable[..., Run], tmp_path: Path) -> None:
     run = start(environ={"SUDO_UID": "1", "SUDO_GID": "1"})
     assert run.ask("save")["op"] == "refused"

@@ -178,7 +178,7 @@ async def test_a_narrow_screen_belongs_to_the_tree(live: GpuprofApp) -> None:
 
 
 async def test_help_opens_and_closes(live: GpuprofApp) -> None:
-    async with live.run_test(notifications=True, size=(100, 60)) as pilot:
+    async with live.run_test(notifications=True, size=(100, 70)) as pilot:
         await pilot.press("question_mark")
         await shows(pilot, "What the numbers mean")
         await pilot.press("q")
@@ -193,7 +193,10 @@ async def test_other_trees_are_said_not_to_be_there(live: GpuprofApp) -> None:
         await shows(pilot, "no process has the injection library")
         await shows(pilot, "  gpuprof-tui run -- python train.py")
         await pilot.press("3")
-        await shows(pilot, "does not record what the host did while the GPU was idle")
+        await shows(pilot, "no process has the injection library")
+        await pilot.press("4")
+        await shows(pilot, "No off-CPU time")
+        await shows(pilot, "Waits are recorded")
         await pilot.press("1")
         await shows(pilot, "main (train.py:88)")
 

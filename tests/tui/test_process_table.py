@@ -138,6 +138,18 @@ def test_who_is_recorded() -> None:
     assert {row.pid: row.recording for row in rows} == {7: True, 8: False, 9: None}
 
 
+def test_what_the_budget_leaves_out_is_told() -> None:
+    """A process that pauses for its budget is recorded all the same."""
+    readings = [("proc_recording", "GPU-a", pid, SECOND, 0.0) for pid in (7, 8, 9)]
+    readings += [("proc_gpu_overhead_percent", None, pid, SECOND, 0.9) for pid in (7, 8)]
+    readings += [("proc_launch_stack_percent", None, 7, SECOND, 3.14)]
+    readings += [("proc_launch_stack_percent", None, 8, SECOND, 100.0)]
+    rows = process_rows(store_with(readings), {}, GPUS, SECOND)
+    assert {row.pid: (row.recording, row.budget) for row in rows} == {
+        7: (True, "stacks of 3.1 % of launches, costs 0.9 %"), 8: (True, ""), 9: (False, ""),
+    }  # fmt: skip
+
+
 async def test_the_column_rec_is_there_only_where_something_is_known() -> None:
     class Tables(App[None]):
         def compose(self) -> ComposeResult:
@@ -151,4 +163,14 @@ async def test_the_column_rec_is_there_only_where_something_is_known() -> None:
         assert "REC" not in table.render_line(0).text
         table.set_rows([plain, *(replace(plain, pid=pid, recording=pid == 8) for pid in (8, 9))])
         title = table.render_line(0).text
-        assert [table.render_line(y).text[title.index("REC")] for y in (1, 2, 3)] == ["–", "●", "○"]
+        assert [table.render_line(y).text[title.index("REC")] for y in (1, 2, 3)] == ["–", "●", "a"]
+
+
+def test_a_row_has_the_reason_why_it_is_not_recorded() -> None:
+    rows = [(f"{metric}", "GPU-a", pid, SECOND, 1.0 if pid == 7 and metric == "proc_recording" else 0.0)
+            for pid in (7, 8, 9) for metric in ("proc_gpu_mem_bytes", "proc_recording")]  # fmt: skip
+    reasons = {7: "old news", 8: "gdb debugs it"}
+    found = process_rows(store_with(rows), PROCESSES, GPUS, SECOND, reasons=reasons)
+    assert {row.pid: (row.recording, row.reason) for row in found} == {
+        7: (True, ""), 8: (False, "gdb debugs it"), 9: (False, ""),
+    }  # fmt: skip

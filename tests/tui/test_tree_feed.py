@@ -127,6 +127,18 @@ def test_gpu_time_is_kept_to_a_device_and_not_to_cores() -> None:
     assert everything.gpus == []
 
 
+def test_idle_time_has_devices_and_off_cpu_time_has_neither_devices_nor_cores() -> None:
+    feed = TreeFeed()
+    feed.set(filter=parse_filter("pid 1 cpu 0", {}))
+    feed.show_gpu("GPU-a")
+    for tree, gpus in (("idle", ["GPU-a"]), ("offcpu", [])):
+        feed.set(tree=tree)
+        query = feed.due(0, SECOND, None)
+        assert query is not None
+        assert (query.tree, query.gpus, query.cpus, query.pids) == (tree, gpus, [], [1])
+        assert feed.without_cpus
+
+
 def test_a_chosen_device_does_not_ask_for_the_cpu_tree_again() -> None:
     feed = TreeFeed()
     first = feed.due(0, SECOND, (0, 10))

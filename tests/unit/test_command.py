@@ -81,9 +81,9 @@ def test_help_names_every_command_and_nothing_that_is_not_there(capsys: pytest.C
         arguments.parse(["--help"])
     assert caught.value.code == 0
     out = capsys.readouterr().out
-    for name in ("open", "demo", "report", "record", "dial-stdio", "sampler", "doctor", "--host"):
+    for name in ("open", "demo", "report", "record", "attach", "dial-stdio", "sampler", "doctor", "--host"):
         assert name in out
-    for absent in ("attach", "export", "import "):
+    for absent in ("export", "import "):
         assert absent not in out
 
 

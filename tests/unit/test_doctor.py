@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -94,3 +96,32 @@ def test_a_fix_stands_on_a_line_of_its_own() -> None:
     lines = doctor.render(Finding("missing", "bcc", "not found", "apt install x")).splitlines()
     assert lines[0].split() == ["missing", "bcc", "not", "found"]
     assert lines[1].strip() == "apt install x"
+
+
+def tried(*lines: str) -> list[Finding]:
+    text = "\n".join(lines)
+    return list(doctor.try_kernel([sys.executable, "-c", f"print({text!r})"]))
+
+
+def test_kernel_features_that_all_work() -> None:
+    works = [json.dumps({"name": f"feature {i}", "state": "ok", "detail": ""}) for i in range(3)]
+    assert tried(*works) == [Finding("ok", "kernel features", "3 of 3 that the BPF programs use")]
+
+
+def test_kernel_features_that_are_missing_are_named() -> None:
+    found = tried(
+        json.dumps({"name": "bounded loops", "state": "ok", "detail": ""}),
+        json.dumps({"name": "ring buffers", "state": "missing", "detail": "since Linux 5.8: EINVAL"}),
+        json.dumps({"name": "run time of programs", "state": "note", "detail": "their cost is not shown"}),
+    )
+    assert [one.state for one in found] == ["ok", "missing", "note"]
+    assert found[1].detail == "ring buffers: since Linux 5.8: EINVAL"
+    assert found[1].fix
+    assert not found[2].fix
+
+
+@pytest.mark.parametrize("line", ["no JSON", "{}", "[1]", '{"name": "x"}'])
+def test_features_that_cannot_be_tried(line: str) -> None:
+    found = tried(line)
+    assert [one.state for one in found] == ["missing"]
+    assert "could not be tried" in found[0].detail

@@ -31,10 +31,24 @@ def test_nested_runs_are_fine_and_other_tools_are_not(library: Path, tmp_path: P
     link = tmp_path / "link.so"
     link.symlink_to(library)
     assert run.environment({run.VARIABLE: str(link)})[run.VARIABLE] == str(library)
-    with pytest.raises(GpuprofError, match=r"set already, to /opt/nsys\.so") as caught:
+    with pytest.raises(GpuprofError, match=r"set already, to /opt/nsys\.so, which cannot be read") as caught:
         run.environment({run.VARIABLE: "/opt/nsys.so"})
     assert caught.value.exit_code == EXIT_USAGE
     assert "unset CUDA_INJECTION64_PATH" in caught.value.hint
+
+
+def test_another_library_is_chained_unless_it_uses_cupti(library: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.so"
+    other.write_bytes(b"\x7fELF" + bytes(5000))
+    assert run.environment({run.VARIABLE: str(other)}) == {run.VARIABLE: str(library), run.NEXT: str(other)}
+    nested = run.environment(run.environment({run.VARIABLE: str(other)}))
+    assert nested == {run.VARIABLE: str(library), run.NEXT: str(other)}
+    other.write_bytes(b"\x7fELF" + bytes(5000) + b"cuptiSubscribe\0")
+    with pytest.raises(GpuprofError, match="which uses CUPTI"):
+        run.environment({run.VARIABLE: str(other)})
+    other.write_bytes(b"")
+    with pytest.raises(GpuprofError, match="it is empty"):
+        run.environment({run.VARIABLE: str(other)})
 
 
 def test_no_compiler_at_installation(monkeypatch: pytest.MonkeyPatch) -> None:

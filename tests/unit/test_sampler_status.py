@@ -50,7 +50,6 @@ class Hangs(Works):
 
 
 def started(made: Sources) -> dict[str, SourceStatus]:
-    made.wanted.set()
     made.start()
     deadline = time.monotonic() + 10
     while not made.settled:

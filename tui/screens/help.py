@@ -25,6 +25,8 @@ HELP: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
             ("Esc", "let go: zoom first, then the range, then the filter"),
             ("f", "filter the tree: pid 4711, tid 12, cpu 0-3, or part of a process name"),
             ("1, 2", "tree of CPU samples; of GPU time by the stack that launched the work"),
+            ("3", "what the threads that feed a GPU were doing while it was idle"),
+            ("4", "off-CPU: what threads waited for, in which code, and who ended the wait"),
             ("x", "show frames of the Python interpreter itself, and hide them"),
             ("/", "search the tree; n and N go to the next and the previous match"),
             ("t", "tree by thread, and back"),
@@ -63,6 +65,8 @@ HELP: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
         (
             ("Enter, double click", "keep the tree to this process"),
             ("s, r, click a title", "sort by the next column, reverse"),
+            ("a", "have a running process record its GPU time; asks first, or shows the command to type"),
+            ("REC ●, a, !", "recorded; key a attaches to it; not recorded, and why, behind the name"),
         ),
     ),
     (
@@ -89,6 +93,13 @@ HELP: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
                 "of a device: when any work ran; idle is said only while all of its processes are",
             ),
             ("", "recorded (REC ●), else it is not observed"),
+            ("~ before a %", "estimated from a sample; the line below the tree has the standard error (±)"),
+            ("[stack not taken]", "work of kernels none of whose launches got a stack within the overhead"),
+            ("", "budget; that of other kernels is shared out among the launches that got one (~)"),
+            ("GPU idle", "idle time of observed devices, shared equally by the threads that launch on"),
+            ("", "each. Their waits are exact; the rest is divided among their CPU samples (~)"),
+            ("meanwhile x", "what the thread that ended the wait was doing during the wait"),
+            ("off-CPU", "time in which threads waited or were not scheduled, of all threads together"),
             (
                 "interpreter frames",
                 "CPython's own functions between and below Python frames; hidden, their time is",

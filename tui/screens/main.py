@@ -13,6 +13,8 @@ from textual.screen import Screen
 
 from gpuprof.snapshots.errors import GpuprofError
 from gpuprof.snapshots.names import clean
+from gpuprof.tui import attach_marks
+from gpuprof.tui.attach_marks import merged
 from gpuprof.tui.model import Change
 from gpuprof.tui.process_rows import process_rows
 from gpuprof.tui.session import Session
@@ -110,7 +112,7 @@ class MainScreen(Screen[None]):
         self.header.label = session.transport.label if not session.transport.live else ""
         self.charts.clear_range()
         self.charts.set_store(model.store)
-        self.charts.live = model.live
+        self.charts.live = self.table.live = model.live
         self.flame.reset_view()
         self.flame.show_kind(session.feed.tree)
         session.tree_changed = session.link_changed = True
@@ -136,8 +138,11 @@ class MainScreen(Screen[None]):
                 self.charts.live = False
         if model.now_ns - self._last_process_ns >= 10**9 or not model.live:
             self._last_process_ns = model.now_ns
+            reasons = merged(attach_marks.reasons(model.source("gpu")), self.gpuprof.attaching.refused)
             self.table.set_rows(
-                process_rows(model.store, model.processes, model.gpus, model.now_ns, live=model.live)
+                process_rows(
+                    model.store, model.processes, model.gpus, model.now_ns, live=model.live, reasons=reasons
+                )
             )
         if session.tree_changed or session.link_changed or Change.STATUS in changes:
             self._update_tree()
@@ -275,6 +280,9 @@ class MainScreen(Screen[None]):
             self._arrange(self.header.size.height)
         self._focus_tree()
 
+    def on_process_table_attach_wanted(self, event: ProcessTable.AttachWanted) -> None:
+        self.gpuprof.attaching.ask(event.row, self.session)
+
     def _focus_tree(self) -> None:
         """Give the tree the keys from now on, unless something is being typed."""
         if not self.prompt.display:
@@ -372,19 +380,10 @@ class MainScreen(Screen[None]):
 
     def action_tree_tab(self, tree: str) -> None:
         """Another tree of the same range; where it cannot be had, the place of the tree says why."""
-        if tree in ("cpu", "gpu"):
-            self.session.show_tree(tree)
-            self.flame.show_kind(tree)
-            self._update_tree()
-            self._asked_anew()
-            return
-        names = {"idle": "what the host did while the GPU was idle"}
-        name = names.get(tree, "what threads waited for (off-CPU)")
-        self.gpuprof.tell(
-            f"This version does not record {name} yet.",
-            "There are the trees of CPU samples (1) and of GPU time (2).",
-            "warning",
-        )
+        self.session.show_tree(tree)
+        self.flame.show_kind(tree)
+        self._update_tree()
+        self._asked_anew()
 
     def action_internals(self) -> None:
         """Show or hide the interpreter's own frames."""

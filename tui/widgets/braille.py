@@ -31,7 +31,7 @@ class Glyphs:
     dots_y: int
     table: NDArray[np.uint32]
     shades: NDArray[np.uint32]  # code points of the levels of a heat strip, from nothing to full
-    work: str  # of a device: nothing known, not observed, idle, copy
+    work: str  # of a device: nothing known, not observed, idle, copy, communication
     axis: str  # axis, axis with a tick
     line: str
     dash: str
@@ -51,10 +51,10 @@ def _braille(bits: int) -> str:
 
 _EIGHTHS = _code_points(" ▁▂▃▄▅▆▇█")
 BRAILLE = Glyphs(
-    "braille", 2, 4, _code_points([_braille(n) for n in range(256)]), _EIGHTHS, " ╌·▒", "│┤", "━", "╌", "█"
+    "braille", 2, 4, _code_points([_braille(n) for n in range(256)]), _EIGHTHS, " ╌·▒░", "│┤", "━", "╌", "█"
 )
-BLOCKS = Glyphs("blocks", 1, 2, _code_points(" ▀▄█"), _EIGHTHS, " ?·▒", "│┤", "-", "-", "█")
-ASCII = Glyphs("ascii", 1, 2, _code_points(" '.:"), _code_points(" .:-=+*%#"), " ?_c", "|+", "-", "-", "#")
+BLOCKS = Glyphs("blocks", 1, 2, _code_points(" ▀▄█"), _EIGHTHS, " ?·▒░", "│┤", "-", "-", "█")
+ASCII = Glyphs("ascii", 1, 2, _code_points(" '.:"), _code_points(" .:-=+*%#"), " ?_cn", "|+", "-", "-", "#")
 
 ALL_GLYPHS = {glyphs.name: glyphs for glyphs in (BRAILLE, BLOCKS, ASCII)}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from rich.cells import cell_len
 from rich.style import Style
 
@@ -19,13 +21,14 @@ _NARROW = 100
 _TIME_CELLS = 10
 _TIME_FROM = 60  # cells from which a tree of time has a column for it
 _MAX_ANCESTORS = 2000
+_LAST_KIND = max(int(kind) for kind in FrameKind)
 _CONTAINERS = (FrameKind.ROOT, FrameKind.PROCESS, FrameKind.THREAD)
 
 
 def kind_of(rows: FlameRows, node: int) -> FrameKind:
     """The kind of a node; a number that this version does not know is UNKNOWN."""
     number = int(rows.tree.kind[node])
-    return FrameKind(number) if 0 <= number <= FrameKind.UNKNOWN else FrameKind.UNKNOWN
+    return FrameKind(number) if 0 <= number <= _LAST_KIND else FrameKind.UNKNOWN
 
 
 def weight_text(rows: FlameRows, weight: float) -> str:
@@ -64,6 +67,14 @@ def place_of(rows: FlameRows, node: int) -> str:
     return ""
 
 
+def marked_estimate(share: str) -> str:
+    """A share that was estimated, with a ~ in the last of the spaces before it: "  ~1.2 %"."""
+    bare = share.lstrip()
+    if len(bare) == len(share):  # "100.0 %"
+        bare = bare.replace(".0", "")
+    return ("~" + bare).rjust(len(share))
+
+
 class RowPainter:
     """Draws rows of one FlameRows at one width."""
 
@@ -86,7 +97,10 @@ class RowPainter:
         color = frame_color(kind, tree.strings[tree.binary[node]], palette)
         dim = ink(palette.dim)
         bar_color = palette.dim if kind in _CONTAINERS else color
-        line = Line().add(percent(fraction, _PERCENT_CELLS - 1) + " ", ink(palette.text))
+        share = percent(fraction, _PERCENT_CELLS - 1)
+        if tree.estimated[node]:
+            share = marked_estimate(share)
+        line = Line().add(share + " ", ink(palette.text))
         if self._time_cells:
             line.add(_short_time(float(tree.total_weight[node])).rjust(self._time_cells - 1) + " ", dim)
         line.add(bar(fraction, self._bar_cells) + " ", ink(bar_color))
@@ -166,7 +180,11 @@ def details(rows: FlameRows, node: int, palette: Palette, width: int, max_lines:
     total, own = float(tree.total_weight[node]), float(tree.self_weight[node])
     whole = max(rows.total, 1e-300)
     line = Line().add(" ")
-    line.add(f"total {weight_text(rows, total)} ({100 * total / whole:.1f} %)", text).add("  ")
+    about, error = ("~" if tree.estimated[node] else ""), float(tree.error[node])
+    said = f"total {about}{weight_text(rows, total)} ({100 * total / whole:.1f} %)"
+    if about and math.isfinite(error) and error >= 0:
+        said += f" ± {weight_text(rows, error)}"
+    line.add(said, text).add("  ")
     line.add(f"self {weight_text(rows, own)} ({100 * own / whole:.1f} %)", text).add("  ")
     words: list[tuple[str, Style]] = [(name_of(rows, node), bold)]
     kind = kind_of(rows, node)
@@ -214,10 +232,19 @@ def legend(rows: FlameRows, palette: Palette, width: int) -> Line:
     line = Line().add(" ")
     entries: list[tuple[str, str, float]] = []
     if rows.tree.tree == "gpu":
-        for title, work in (("GPU kernels", FrameKind.GPU_KERNEL), ("copies", FrameKind.GPU_COPY)):
+        works = (
+            ("GPU kernels", FrameKind.GPU_KERNEL),
+            ("communication", FrameKind.GPU_COMM),
+            ("copies", FrameKind.GPU_COPY),
+        )
+        for title, work in works:
             weight = rows.weight_by_kind(work)
             if weight:
                 entries.append((title, frame_color(work, "", palette), weight))
+    elif rows.tree.unit == "ns":
+        weight = rows.weight_by_kind(FrameKind.WAIT)
+        if weight:
+            entries.append(("waits", frame_color(FrameKind.WAIT, "", palette), weight))
     for name, weight in rows.weight_by_binary():
         color = palette.python if name == "python" else binary_color(name, palette)
         entries.append((name if rows.tree.tree != "gpu" else f"by {name}", color, weight))

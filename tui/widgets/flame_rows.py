@@ -50,6 +50,8 @@ class FlameRows:
             tree.kind,
             tree.self_weight,
             tree.total_weight,
+            tree.estimated,
+            tree.error,
         )
         if any(len(column) != self.count for column in columns):
             raise FrameError("a tree whose columns differ in length")
@@ -291,7 +293,8 @@ class FlameRows:
         """Weight, binary and kind of the callers of GPU work below the zoom root."""
         nodes = np.arange(self.root, int(self.end[self.root]))
         kind = self.tree.kind
-        leaves = nodes[np.isin(kind[nodes], (FrameKind.GPU_KERNEL, FrameKind.GPU_COPY))]
+        work = (FrameKind.GPU_KERNEL, FrameKind.GPU_COPY, FrameKind.GPU_COMM)
+        leaves = nodes[np.isin(kind[nodes], work)]
         callers = self.parent[leaves]
         return self.tree.self_weight[leaves], self.tree.binary[callers].astype(np.int64), kind[callers]
 

@@ -1,4 +1,5 @@
-"""The process table: a scroll view of lines, sorted, with a cursor; Enter keeps the tree to the process."""
+"""The process table: a scroll view of lines, sorted, with a cursor; Enter keeps the tree to the process, and
+key a has its GPU work recorded."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from gpuprof.snapshots.names import clean
+from gpuprof.tui.attach_marks import mark, note
 from gpuprof.tui.process_rows import SORT_KEYS, ProcessRow, sort_rows
 from gpuprof.tui.widgets.styled import ABSENT, Drawn, Line, ink, palette_for
 
@@ -44,6 +46,7 @@ class ProcessTable(Drawn, ScrollView, can_focus=True):
         Binding("enter", "choose", "filter the tree to this process", show=False),
         Binding("s", "sort(1)", "sort by the next column", show=False),
         Binding("S,r", "reverse", "reverse the order", show=False),
+        Binding("a", "attach", "record this process", show=False),
     ]
 
     class Chosen(Message):
@@ -53,6 +56,13 @@ class ProcessTable(Drawn, ScrollView, can_focus=True):
             super().__init__()
             self.pid = pid
 
+    class AttachWanted(Message):
+        """The GPU work of a process is to be recorded."""
+
+        def __init__(self, row: ProcessRow) -> None:
+            super().__init__()
+            self.row = row
+
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self.sort_key = "mem"
@@ -61,6 +71,7 @@ class ProcessTable(Drawn, ScrollView, can_focus=True):
         self._unsorted: list[ProcessRow] = []
         self._rows: list[ProcessRow] = []
         self._shows_recording = False
+        self.live = True  # processes of a file cannot be attached to
         self._cursor = 0
 
     def set_rows(self, rows: list[ProcessRow]) -> None:
@@ -68,7 +79,7 @@ class ProcessTable(Drawn, ScrollView, can_focus=True):
         if rows == self._unsorted:
             return
         self._unsorted = rows
-        self._shows_recording = any(row.recording is not None for row in rows)
+        self._shows_recording = any(row.recording is not None or row.reason for row in rows)
         if not self._sorted_by_hand:
             self.sort_key = "mem" if any(row.gpu is not None for row in rows) else "cpu"
         self._sort()
@@ -137,7 +148,7 @@ class ProcessTable(Drawn, ScrollView, can_focus=True):
         cells_of = {
             "GPU": str(row.gpu) if row.gpu is not None else ABSENT,
             "PID": str(row.pid),
-            "REC": ABSENT if row.recording is None else "●" if row.recording else "○",
+            "REC": mark(row.recording, row.reason, live=self.live) or ABSENT,
             "USER": clean(row.user) if row.user is not None else ABSENT,
             "NAME": clean(row.name) if row.name is not None else ABSENT,
             "SM %": f"{row.sm_percent:.0f}" if row.sm_percent is not None else ABSENT,
@@ -148,11 +159,14 @@ class ProcessTable(Drawn, ScrollView, can_focus=True):
         for title, _, cells, right in self._columns(width):
             value = cells_of[title]
             style = text
-            if value == ABSENT or (title == "REC" and not row.recording):
+            if value == ABSENT:
                 style = dim
             elif title == "REC":
-                style = ink(palette.good)
+                style = ink({"●": palette.good, "!": palette.error}.get(value, palette.accent))
             part = Line().add(value, style, at_most=cells)
+            why = (note(row.recording, row.reason) or row.budget) if title == "NAME" else ""
+            if why and part.cells + 4 < cells:
+                part.add("  " + clean(why), dim, at_most=cells - part.cells)
             if right:
                 line.add(" " * (cells - part.cells)).extend(part)
             else:
@@ -176,6 +190,10 @@ class ProcessTable(Drawn, ScrollView, can_focus=True):
     def action_choose(self) -> None:
         if self._cursor < len(self._rows):
             self.post_message(self.Chosen(self._rows[self._cursor].pid))
+
+    def action_attach(self) -> None:
+        if self._cursor < len(self._rows):
+            self.post_message(self.AttachWanted(self._rows[self._cursor]))
 
     def action_sort(self, step: int) -> None:
         self.sort_key = SORT_KEYS[(SORT_KEYS.index(self.sort_key) + step) % len(SORT_KEYS)]

@@ -11,10 +11,13 @@ from gpuprof.snapshots.names import clean
 from gpuprof.tui.palette import Palette
 from gpuprof.tui.session import Session
 from gpuprof.tui.timescale import duration_text, wall_text
+from gpuprof.tui.tree_feed import GPU_TREES
 from gpuprof.tui.widgets.styled import Line, Paragraph, ink, pack_by_priority
 
 SIDE_NOTES = 90  # cells from which a title has room for a hint
-TABS = (("cpu", "[1 CPU]"), ("gpu", "[2 GPU time]"))
+TABS = (("cpu", "[1 CPU]"), ("gpu", "[2 GPU time]"), ("idle", "[3 GPU idle]"), ("offcpu", "[4 off-CPU]"))
+NAMES = {"gpu": "GPU time", "idle": "idle GPU time", "offcpu": "off-CPU time"}
+_AMOUNTS = {"gpu": "of GPU time", "idle": "of idle GPU time", "offcpu": "of waiting"}
 RUN_LINE = "gpuprof-tui run -- python train.py"
 RECORD_LINE = "gpuprof-tui record -o run.gpuprof -- python train.py"
 
@@ -24,7 +27,7 @@ KEYS = (
     (2, "v", "select"),
     (3, "/", "search"),
     (4, "f", "filter"),
-    (5, "1 2", "CPU, GPU time"),
+    (5, "1 2 3 4", "CPU, GPU, idle, off-CPU"),
     (5, "w", "save"),
     (6, "p", "processes"),
     (7, "i", "icicle"),
@@ -72,8 +75,10 @@ def tree_title(session: Session, palette: Palette, width: int, match: str, focus
         items.append((1, Line().add("last 30 s, live", ink(palette.good))))
     if feed.filter:
         kept = Line().add("filter: ", dim).add(clean(feed.filter.text, 60), ink(palette.warning, bold=True))
-        items.append((1, kept.add(" (cores do not apply to GPU time)", dim) if feed.without_cpus else kept))
-    if feed.tree == "gpu" and feed.gpu is not None:
+        items.append(
+            (1, kept.add(f" (cores do not apply to {NAMES[feed.tree]})", dim) if feed.without_cpus else kept)
+        )
+    if feed.tree in GPU_TREES and feed.gpu is not None:
         items.append((1, Line().add(f"{_gpu_name(session, feed.gpu)} only (g)", ink(palette.warning))))
     if match:
         items.append((2, Line().add(match, accent)))
@@ -108,8 +113,11 @@ def tree_title(session: Session, palette: Palette, width: int, match: str, focus
 
 def _available(session: Session, kind: str) -> bool:
     """Whether a tree has, or may get, something to show."""
-    if kind == "gpu":
+    if kind in GPU_TREES:
         return session.gpu_time_available
+    if kind == "offcpu":
+        waits = session.model.source("offcpu")
+        return (waits is not None and waits.state in ("ok", "degraded")) or session.has_waits
     cpu = session.model.source("cpu")
     return cpu is None or cpu.state not in ("failed", "off") or cpu.samples > 0
 
@@ -120,12 +128,12 @@ def _gpu_name(session: Session, uuid: str) -> str:
 
 
 def amount(tree: Tree) -> str:
-    """The whole weight of a tree: "3,120 samples" or "1.3 s of GPU time"."""
+    """The whole weight of a tree: "3,120 samples", "1.3 s of GPU time" or "2.1 s of waiting"."""
     total = float(tree.total_weight[0])
     return (
         f"{round(total):,} samples"
         if tree.unit == "samples"
-        else f"{duration_text(round(total))} of GPU time"
+        else f"{duration_text(round(total))} {_AMOUNTS.get(tree.tree, '')}".rstrip()
     )
 
 
@@ -161,8 +169,10 @@ def tree_message(session: Session, palette: Palette) -> list[Paragraph]:
     if model.hello is None:
         doing = "connecting to" if session.transport.live else "reading"
         return [(f"{doing} {clean(session.transport.label, 80)}…", dim)]
-    if session.feed.tree == "gpu":
+    if session.feed.tree in GPU_TREES:
         return _gpu_message(session, palette)
+    if session.feed.tree == "offcpu":
+        return _wait_message(session, palette)
     cpu = model.source("cpu")
     if cpu is not None and cpu.state in ("failed", "off") and not _has_samples(session):
         said = [
@@ -193,8 +203,9 @@ def _gpu_message(session: Session, palette: Palette) -> list[Paragraph]:
         if session.failure is not None:
             return [(session.failure.message, ink(palette.error)), (session.failure.hint, text)]
         if session.tree is None:
-            return [("waiting for GPU time…", dim)]
-        return [(_nothing(session, "GPU work"), dim), (source.reason if source else "", dim)]
+            return [(f"waiting for {NAMES[session.feed.tree]}…", dim)]
+        what = "GPU work" if session.feed.tree == "gpu" else "idle time of a GPU that is observed"
+        return [(_nothing(session, what), dim), (source.reason if source else "", dim)]
     command = ink(palette.accent, bold=True)
     said = [("No GPU time", ink(palette.warning, bold=True))]
     if not model.live:
@@ -212,6 +223,27 @@ def _gpu_message(session: Session, palette: Palette) -> list[Paragraph]:
     return said
 
 
+def _wait_message(session: Session, palette: Palette) -> list[Paragraph]:
+    """What stands in place of the tree of off-CPU time."""
+    if session.tree is not None and _has_samples(session):
+        return []
+    text, dim, model = ink(palette.text), ink(palette.dim), session.model
+    source = model.source("offcpu")
+    if session.failure is None:
+        if session.tree is None:
+            return [("waiting for off-CPU time…", dim)]
+        return [(_nothing(session, "waits"), dim), (source.reason if source else "", dim)]
+    said = [("No off-CPU time", ink(palette.warning, bold=True))]
+    if not model.live:
+        said.append(("This recording holds no waits of threads.", text))
+    elif source is not None and source.reason:
+        said.append((clean(source.reason, 500), text))
+    said.append((clean(session.failure.hint, 500), text))
+    if model.hello is not None and model.hello.sudo_line and model.live:
+        said.append(("    " + clean(model.hello.sudo_line, 400), ink(palette.accent, bold=True)))
+    return said
+
+
 def _nothing(session: Session, what: str) -> str:
     """That there is none of `what`, where, and under which filter."""
     feed = session.feed
@@ -219,7 +251,7 @@ def _nothing(session: Session, what: str) -> str:
     said = f"No {what} {where}"
     if feed.filter:
         said += f" that match the filter {clean(feed.filter.text, 60)} (f changes it)"
-    if feed.tree == "gpu" and feed.gpu is not None:
+    if feed.tree in GPU_TREES and feed.gpu is not None:
         said += f", on {_gpu_name(session, feed.gpu)} (g shows all)"
     return f"{said}."
 

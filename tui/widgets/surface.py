@@ -32,21 +32,22 @@ def ink(color: str, background: str, bold: bool = False) -> RichStyle:
 class Inks:
     """The colours of plots by number, and the styles of a cell's attributes.
 
-    Colours: the palette's lines from 0, then limit, rule, the heat from low to high, kernels and copies of a
-    GPU, and what is dim. Attributes of a cell: colour * 256 + area * 3 + column background, where area is 0
-    or 1 + the number of the line that the cell lies under.
+    Colours: the palette's lines from 0, then limit, rule, the heat from low to high, kernels, copies and
+    communication of a GPU, and what is dim. Attributes of a cell: colour * 256 + area * 3 + column
+    background, where area is 0 or 1 + the number of the line that the cell lies under.
     """
 
     def __init__(self, palette: Palette, ground: str) -> None:
         self.palette = palette
         self.colors = (*palette.lines, palette.limit, palette.rule, *palette.heat)
-        self.colors += (palette.gpu_kernel, palette.gpu_copy, palette.dim)
+        self.colors += (palette.gpu_kernel, palette.gpu_copy, palette.gpu_comm, palette.dim)
         self.limit = len(palette.lines)
         self.rule = self.limit + 1
         self.heat = self.rule + 1
         self.gpu_kernel = self.heat + len(palette.heat)
         self.gpu_copy = self.gpu_kernel + 1
-        self.dim = self.gpu_copy + 1
+        self.gpu_comm = self.gpu_copy + 1
+        self.dim = self.gpu_comm + 1
         self.styles = _Styles(self, (ground, palette.selection, palette.cursor))
 
     def line(self, number: int) -> int:

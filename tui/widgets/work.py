@@ -1,8 +1,9 @@
-"""The strip of a device's work: how much of each column kernels and copies took, where the device was idle,
-and where nobody can tell.
+"""The strip of a device's work: how much of each column kernels, communication and copies took, where the
+device was idle, and where nobody can tell.
 
-A column is filled to the share of its time in which kernels ran, above that to the share of copies. What is
-left is idle only where the device was observed (metrics.py, gpu_observed).
+A column is filled to the share of its time in which kernels ran, the upper part of that with the kernels that
+communicate with other devices, above that to the share of copies. What is left is idle only where the device
+was observed (metrics.py, gpu_observed).
 """
 
 from __future__ import annotations
@@ -27,16 +28,19 @@ _IDLE_BELOW = 0.002  # a share of a column that is drawn as nothing
 # not idle.
 _LATE_NS = 1_600_000_000
 _OBSERVED_FROM = 0.98  # a column's share of observed time from which it counts as observed
-NOTHING, NOT_OBSERVED, IDLE, COPY, KERNEL = range(5)  # KERNEL and above: height in the shades of the glyphs
+NOTHING, NOT_OBSERVED, IDLE, COPY, COMM, KERNEL = range(
+    6
+)  # KERNEL and above: height in the shades of the glyphs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkTime:
-    """Shares 0..1 of each column; NaN where there is no reading."""
+    """Shares 0..1 of each column; NaN where there is no reading. `comm` is a part of `kernel`."""
 
     kernel: F64Array
     copy: F64Array
     observed: F64Array
+    comm: F64Array
 
 
 def gauge_shares(view: SeriesView, edges: NDArray[np.int64], full: float) -> F64Array:
@@ -61,18 +65,20 @@ def gauge_shares(view: SeriesView, edges: NDArray[np.int64], full: float) -> F64
 def shares(views: Sequence[SeriesView], scale: TimeScale) -> WorkTime:
     """Of the views of WORK_METRICS of one device, over the columns of a scale."""
     edges = np.arange(scale.first, scale.first + scale.columns + 1, dtype=np.int64) * scale.cell_ns
-    kernel, copy, observed = (
-        gauge_shares(view, edges, full) for view, full in zip(views, (100.0, 100.0, 1.0), strict=True)
+    full = (100.0, 100.0, 1.0, 100.0)
+    kernel, copy, observed, comm = (
+        gauge_shares(view, edges, most) for view, most in zip(views, full, strict=True)
     )
     newest = max((int(view.end_ns[-1]) for view in views if len(view)), default=0)
     observed[np.isnan(kernel) & (edges[1:] > newest - _LATE_NS)] = np.nan
-    return WorkTime(kernel, copy, observed)
+    return WorkTime(kernel, copy, observed, comm)
 
 
 def cells(time: WorkTime, rows: int, glyphs: Glyphs, inks: Inks) -> tuple[NDArray[np.uint32], U8Array]:
     """Code points and colours [rows, columns] of one device."""
     levels = len(glyphs.shades) - 1
     kernel, copy = np.nan_to_num(time.kernel), np.nan_to_num(time.copy)
+    comm = np.minimum(np.nan_to_num(time.comm), kernel)
     known = ~(np.isnan(time.kernel) & np.isnan(time.copy) & np.isnan(time.observed))
     rest = np.where(
         known, np.where(np.nan_to_num(time.observed) >= _OBSERVED_FROM, IDLE, NOT_OBSERVED), NOTHING
@@ -87,8 +93,13 @@ def cells(time: WorkTime, rows: int, glyphs: Glyphs, inks: Inks) -> tuple[NDArra
         height = np.clip(filled - below * levels, 0, levels)
         state[row, copied > below] = COPY
         state[row, height > 0] = KERNEL - 1 + height[height > 0]
+        top = np.minimum(kernel * rows, below + 1)  # of what is filled of this row
+        talked = np.maximum(top - np.maximum((kernel - comm) * rows, below), 0)
+        state[row, (height > 0) & (comm >= _IDLE_BELOW) & (talked >= (top - below) / 2)] = COMM
     characters = np.array([*(ord(character) for character in glyphs.work), *glyphs.shades[1:]], np.uint32)
-    colors = np.array([inks.dim, inks.dim, inks.rule, inks.gpu_copy, inks.gpu_kernel], np.uint8)
+    colors = np.array(
+        [inks.dim, inks.dim, inks.rule, inks.gpu_copy, inks.gpu_comm, inks.gpu_kernel], np.uint8
+    )
     return states(state, characters), colors[np.minimum(state, KERNEL)]
 
 
@@ -97,14 +108,16 @@ def entries(time: WorkTime, surface: Surface, device: str) -> list[Entry]:
     known = ~np.isnan(time.kernel) | ~np.isnan(time.observed)
     if not known.any():
         return []
-    kernel, copy = (float(np.nan_to_num(part[known]).mean()) for part in (time.kernel, time.copy))
+    kernel, copy, comm = (
+        float(np.nan_to_num(part[known]).mean()) for part in (time.kernel, time.copy, time.comm)
+    )
     # Copies may have run beside kernels, so that this is what was idle for certain.
     busy = np.minimum(np.nan_to_num(time.kernel) + np.nan_to_num(time.copy), 1)[known]
     observed = np.nan_to_num(time.observed[known]) >= _OBSERVED_FROM
     idle = float(np.where(observed, 1 - busy, 0.0).mean())
     unknown = float(np.where(observed, 0.0, 1 - busy).mean())
     palette, glyphs = surface.palette, surface.glyphs
-    _, not_observed, nothing, copying = list(glyphs.work)
+    _, not_observed, nothing, copying, talking = list(glyphs.work)
     if device:
         value = f"{100 * kernel:.0f} %, idle {100 * idle:.0f} %"
         if unknown >= 0.005:
@@ -114,6 +127,8 @@ def entries(time: WorkTime, surface: Surface, device: str) -> list[Entry]:
         Entry(glyphs.block, palette.gpu_kernel, "kernel", with_unit(100 * kernel, "%")),
         Entry(nothing, palette.dim, "idle", with_unit(100 * idle, "%")),
     ]
+    if comm >= 0.0005:
+        found.append(Entry(talking, palette.gpu_comm, "communication", with_unit(100 * comm, "%")))
     if copy >= 0.0005:
         found.append(Entry(copying, palette.gpu_copy, "copy", with_unit(100 * copy, "%")))
     if unknown >= 0.005:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import subprocess
 import types
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuprof.bpf import headers, loader, programs, syscalls
+from gpuprof.bpf import headers, loader, permission, program_load, program_source, programs, sizes, syscalls
 from gpuprof.bpf.btf import Btf, BtfError
 from gpuprof.snapshots.errors import EXIT_NO_PERMISSION, GpuprofError
 
@@ -58,22 +59,22 @@ def test_a_bcc_without_its_library(tmp_path: Path) -> None:
 def test_permissions(capabilities: int, allowed: bool) -> None:
     status = f"Name:\tx\nCapEff:\t{capabilities:016x}\n"
     if allowed:
-        loader.check_permission(status, "[none] integrity confidentiality")
+        permission.check_permission(status, "[none] integrity confidentiality")
         return
     with pytest.raises(GpuprofError) as caught:
-        loader.check_permission(status, "")
+        permission.check_permission(status, "")
     assert caught.value.exit_code == EXIT_NO_PERMISSION
 
 
 def test_lockdown() -> None:
     with pytest.raises(GpuprofError, match="locked down"):
-        loader.check_permission("CapEff:\t000001ffffffffff\n", "none integrity [confidentiality]")
+        permission.check_permission("CapEff:\t000001ffffffffff\n", "none integrity [confidentiality]")
 
 
 def test_a_pid_namespace_of_its_own() -> None:
-    loader.check_pid_namespace(4026531836)
+    permission.check_pid_namespace(4026531836)
     with pytest.raises(GpuprofError) as caught:
-        loader.check_pid_namespace(4026532281)
+        permission.check_pid_namespace(4026532281)
     assert "--pid=host" in caught.value.hint
 
 
@@ -97,9 +98,9 @@ def test_the_telling_line() -> None:
     verifier = (
         "0: (bf) r8 = r1\nR1 invalid mem access 'scalar'\nprocessed 12 insns (limit 1000000)\nHINT: see x\n\n"
     )
-    assert loader.last_words(compiler) == "maps.bpf.h:71:8: error: unknown type name 'u64'"
-    assert loader.last_words(verifier) == "R1 invalid mem access 'scalar'"
-    assert loader.last_words("") == ""
+    assert program_load.last_words(compiler) == "maps.bpf.h:71:8: error: unknown type name 'u64'"
+    assert program_load.last_words(verifier) == "R1 invalid mem access 'scalar'"
+    assert program_load.last_words("") == ""
 
 
 def test_header_tree(tmp_path: Path) -> None:
@@ -112,11 +113,11 @@ def test_header_tree(tmp_path: Path) -> None:
 
 
 def test_sizes_and_cpus() -> None:
-    assert programs.choose_sizes(1 << 30).row_blocks * 64 == 8 << 20
-    assert programs.choose_sizes(24 << 30).row_blocks * 64 == 32 << 20
-    assert programs.choose_sizes(1 << 41).row_blocks * 64 == 64 << 20
-    assert programs.choose_ring_bytes(2, 99) == 256 << 10
-    assert programs.choose_ring_bytes(128, 99) == 4 << 20
+    assert sizes.choose_sizes(1 << 30).row_blocks * 64 == 8 << 20
+    assert sizes.choose_sizes(24 << 30).row_blocks * 64 == 32 << 20
+    assert sizes.choose_sizes(1 << 41).row_blocks * 64 == 64 << 20
+    assert sizes.choose_ring_bytes(2, 99) == 256 << 10
+    assert sizes.choose_ring_bytes(128, 99) == 4 << 20
     assert programs.online_cpus("0-3,8\n") == [0, 1, 2, 3, 8]
     assert programs.online_cpus("\n") == []
 
@@ -134,19 +135,53 @@ def test_the_event_samples_at_the_rate_asked_for() -> None:
 
 
 def test_a_loader_that_dies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(programs.sys, "executable", "/bin/false")
-    with pytest.raises(GpuprofError, match="loader ended with status 1"):
-        programs.run_loader({})
+    monkeypatch.setattr(program_source.sys, "executable", "/bin/false")
+    with pytest.raises(GpuprofError, match="compiler ended with status 1"):
+        program_source.compile_programs({})
 
 
 def test_a_loader_that_hangs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     script = tmp_path / "hang"
     script.write_text("#!/bin/sh\nexec sleep 60\n")
     script.chmod(0o755)
-    monkeypatch.setattr(programs.sys, "executable", str(script))
-    monkeypatch.setattr(programs, "LOAD_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(program_source.sys, "executable", str(script))
+    monkeypatch.setattr(program_source, "COMPILE_TIMEOUT_S", 0.1)
     with pytest.raises(GpuprofError, match="did not answer in time"):
-        programs.run_loader({})
+        program_source.compile_programs({})
+
+
+def test_a_loader_that_answers_nonsense(monkeypatch: pytest.MonkeyPatch) -> None:
+    for body, sent, words in (
+        (b'{"ok": true}', b"no programs", "gave no programs"),
+        (
+            b'{"ok": false, "message": "it does not compile", "hint": "x", "exit_code": 4}',
+            b"",
+            "does not compile",
+        ),
+    ):
+        monkeypatch.setattr(
+            program_source, "_ask_loader", lambda *_, body=body, sent=sent: (body, sent, None)
+        )
+        with pytest.raises(GpuprofError, match=words):
+            program_source.compile_programs({})
+
+
+def test_the_key_follows_what_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    key = program_source.cache_key({})
+    assert key == program_source.cache_key({})
+    assert key != program_source.cache_key({"HAVE_TASK_PT_REGS": 0})
+    text = loader.source_text()
+    monkeypatch.setattr(loader, "source_text", lambda: text + "\n")
+    assert key != program_source.cache_key({})
+    monkeypatch.undo()
+    monkeypatch.setattr(program_source, "_bcc_version", lambda: b"another")
+    assert key != program_source.cache_key({})
+    monkeypatch.undo()
+    release = program_source.os.uname()
+    monkeypatch.setattr(
+        program_source.os, "uname", lambda: os.uname_result((*release[:2], "5.15.0", *release[3:]))
+    )
+    assert key != program_source.cache_key({})
 
 
 def btf_blob() -> bytes:
@@ -188,7 +223,7 @@ def test_btf_offsets() -> None:
 
 def test_the_sampler_side_does_not_import_bcc() -> None:
     code = "import gpuprof.bpf.programs, gpuprof.sampler.unwind_tables, sys; sys.exit('bcc' in sys.modules)"
-    assert subprocess.run([programs.sys.executable, "-c", code], check=False).returncode == 0
+    assert subprocess.run([program_source.sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_the_header_tree_is_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -38,8 +38,8 @@ class Writer:
         if size < gpu_ring.RING_BYTES:
             return
         struct.pack_into(
-            "<QIIIIIIIIIIQQQQQQ", self.map, 0, gpu_ring.MAGIC, 1, gpu_ring.HEADER_BYTES, 64, gpu_ring.SLOTS,
-            os.getpid(), 1, 1, 130000, 0, 1, 0, 0, 0, 0, 0, 0,
+            "<QIIIIIIIIIIQQQQQQ", self.map, 0, gpu_ring.MAGIC, gpu_ring.VERSION, gpu_ring.HEADER_BYTES, 64,
+            gpu_ring.SLOTS, os.getpid(), 1, 1, 130000, 0, 1, 0, 0, 0, 0, 0, 0,
         )  # fmt: skip
         self.map[96:112] = UUID
         self.words = np.frombuffer(self.map, np.uint64, gpu_ring.HEADER_BYTES // 8)

@@ -53,7 +53,13 @@ class Fakes:
     def __init__(self) -> None:
         definition = describe(os.getpid())
         self.process = SimpleNamespace(
-            pid=5, start_ns=TICK_NS, definition=definition, table_threads={}, last_seen_ns=0
+            pid=5,
+            start_ns=TICK_NS,
+            definition=definition,
+            table_threads={},
+            last_seen_ns=0,
+            since_ns=0,
+            gone_ns=None,
         )
         self.ids = FrameIds()
         self.asked: list[tuple[int, int]] = []

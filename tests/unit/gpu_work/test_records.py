@@ -13,13 +13,14 @@ import pytest
 
 from gpuprof.sampler import gpu_ring
 from gpuprof.sampler.gpu_clock import GpuClock
-from gpuprof.sampler.gpu_coverage import WINDOW_NS, Coverage
+from gpuprof.sampler.gpu_coverage import COPY, KERNEL, WINDOW_NS, Coverage
 from gpuprof.sampler.gpu_join import HOLD_NS, WorkJoin
 from gpuprof.sampler.gpu_names import NameTable
 from gpuprof.sampler.gpu_session import GpuSession
 from gpuprof.sampler.gpu_work_status import describe_state
 from gpuprof.sampler.launch_stacks import Launches
 from gpuprof.snapshots.frames import FrameKind, Query
+from gpuprof.snapshots.gaps import union
 from gpuprof.snapshots.history import History
 
 SECOND = 10**9
@@ -221,7 +222,7 @@ def test_records_are_joined_with_launches(writer: Any, session: GpuSession, hist
     work = session.read(now)
     join.add_launches([launches(history, session, [(10, now - 5, "forward"), (11, now - 4, "backward")])])
     intervals = join.add_work(session, work, now + 200)
-    assert [(gpu, kernel) for gpu, _, _, kernel in intervals] == [(session.uuids[0], True)]
+    assert [(gpu, kind) for gpu, _, _, kind in intervals] == [(session.uuids[0], KERNEL)]
     assert paths(history) == {("main", "forward", "gemm"): 40, ("main", "backward", "gemm"): 10}
     # The third waits, and is then kept without its launch.
     join.add_work(session, [], now + HOLD_NS + SECOND)
@@ -314,10 +315,8 @@ def test_busy_windows(history: History, gpu: str) -> None:
     coverage = Coverage(history, begin)
     w = WINDOW_NS
     starts, ends = np.array([0, w // 4, 2 * w]) + begin, np.array([w // 2, w // 2 + 7, 4 * w]) + begin
-    coverage.add(gpu, starts.astype(np.uint64), ends.astype(np.uint64), kernel=True)
-    coverage.add(
-        gpu, np.array([begin + w], np.uint64), np.array([begin + w + w // 10], np.uint64), kernel=False
-    )
+    coverage.add(gpu, starts.astype(np.uint64), ends.astype(np.uint64), kind=KERNEL)
+    coverage.add(gpu, np.array([begin + w], np.uint64), np.array([begin + w + w // 10], np.uint64), kind=COPY)
     coverage.write(begin + 3 * w + SECOND, {gpu})
     coverage.write(begin + 5 * w + SECOND, {gpu})
     defs, columns = history.readings_between(0, 1 << 62)
@@ -331,8 +330,9 @@ def test_busy_windows(history: History, gpu: str) -> None:
 
 def test_observed_only_when_all_record(history: History, gpu: str) -> None:
     coverage = Coverage(history, 10 * SECOND)
-    coverage.write_observed(11 * SECOND, {gpu: [5, 6], "GPU-empty": []}, {5})
-    coverage.write_observed(12 * SECOND, {gpu: [5, 6], "GPU-empty": []}, {5, 6})
+    always = union([0], [20 * SECOND])
+    coverage.write_observed(11 * SECOND, {gpu: [5, 6], "GPU-empty": []}, {5: always})
+    coverage.write_observed(12 * SECOND, {gpu: [5, 6], "GPU-empty": []}, {5: always, 6: always})
     defs, columns = history.readings_between(0, 1 << 62)
     found = [
         (defs[series].metric, defs[series].gpu, defs[series].pid, value, start, end)
@@ -357,7 +357,7 @@ def test_a_flood_of_intervals_is_bounded(history: History, gpu: str) -> None:
     coverage = Coverage(history, 0)
     for n in range(20):
         starts = np.arange(30_000, dtype=np.uint64) * np.uint64(10) + np.uint64(n * 300_000)
-        coverage.add(gpu, starts, starts + np.uint64(5), kernel=True)
+        coverage.add(gpu, starts, starts + np.uint64(5), kind=KERNEL)
     assert (
         sum(len(part) for part, _ in coverage._waiting.get((gpu, 0), [])) + len(coverage._busy[gpu, 0])
         <= 1 << 17

@@ -73,9 +73,9 @@ def start_ns(pid: int) -> int:
     return found.start_ns
 
 
-def sample(follower: ProcessFollower, pid: int, start: int, *, known: bool = True, comm: bytes = b"x") -> str:
+def sample(follower: ProcessFollower, pid: int, start: int, *, comm: bytes = b"x") -> str:
     """The name of the process that a sample of now is given to."""
-    process = follower.get(pid, start, time.monotonic_ns(), known=known, uid=0, comm=comm)
+    process = follower.get(pid, start, time.monotonic_ns(), uid=0, comm=comm)
     return process.definition.name
 
 
@@ -110,8 +110,8 @@ def test_a_kernel_thread_has_nothing_to_publish(follower: ProcessFollower, notes
 
 def test_a_sample_of_a_process_that_is_gone_keeps_its_own_name(follower: ProcessFollower) -> None:
     assert sample(follower, 0x7FFFFFF0, 123_456_789, comm=b"gone\x1b") == "gone␛"
-    first = follower.get(0x7FFFFFF0, 123_456_789, 0, known=True, uid=0, comm=b"gone")
-    again = follower.get(0x7FFFFFF0, 123_450_000, 0, known=True, uid=0, comm=b"gone")
+    first = follower.get(0x7FFFFFF0, 123_456_789, 0, uid=0, comm=b"gone")
+    again = follower.get(0x7FFFFFF0, 123_450_000, 0, uid=0, comm=b"gone")
     assert first is again  # the same to the tick of /proc/PID/stat
 
 
@@ -127,12 +127,12 @@ def test_exit_keeps_names_for_late_samples_then_lets_go(
 ) -> None:
     start = start_ns(sleeper.pid)
     follower.handle([ControlMessage(sleeper.pid, MessageReason.NEW_PROCESS, 0)])
-    before = follower.get(sleeper.pid, start, time.monotonic_ns(), known=True, uid=0, comm=b"x")
+    before = follower.get(sleeper.pid, start, time.monotonic_ns(), uid=0, comm=b"x")
     sleeper.kill()
     sleeper.wait()
     follower.handle([ControlMessage(sleeper.pid, MessageReason.EXIT, 0)])
     assert notes.forgotten == [sleeper.pid]
-    after = follower.get(sleeper.pid, start, time.monotonic_ns(), known=True, uid=0, comm=b"x")
+    after = follower.get(sleeper.pid, start, time.monotonic_ns(), uid=0, comm=b"x")
     assert after is before
     assert after.mappings
     follower.tidy(time.monotonic_ns() + PURGE_AFTER_EXIT_NS + 1)
@@ -149,18 +149,17 @@ def test_exec_tells_the_two_programs_apart(follower: ProcessFollower) -> None:
         start = start_ns(process.pid)
         follower.handle([ControlMessage(process.pid, MessageReason.NEW_PROCESS, 0)])
         old_time = time.monotonic_ns()
-        old = follower.get(process.pid, start, old_time, known=True, uid=0, comm=b"python")
+        old = follower.get(process.pid, start, old_time, uid=0, comm=b"python")
         process.stdin.write(b"\n")
         process.stdin.flush()
         wait_until(lambda: (found := describe(process.pid)) is not None and found.name == "cat")
-        follower.handle([ControlMessage(process.pid, MessageReason.EXEC, 0)])
-        # Walked with tables: still the old program. Without: the new one, which has none yet.
-        assert follower.get(process.pid, start, old_time, known=True, uid=0, comm=b"python") is old
-        assert sample(follower, process.pid, start, known=False, comm=b"cat") == "cat"
+        follower.handle([ControlMessage(process.pid, MessageReason.EXEC, old_time + 1)])
+        assert follower.get(process.pid, start, old_time, uid=0, comm=b"python") is old
+        assert sample(follower, process.pid, start, comm=b"cat") == "cat"
         follower.handle([ControlMessage(process.pid, MessageReason.NEW_PROCESS, 0)])
         assert sample(follower, process.pid, start) == "cat"
-        assert follower.get(process.pid, start, old_time, known=True, uid=0, comm=b"python") is old
-        new = follower.get(process.pid, start, time.monotonic_ns(), known=True, uid=0, comm=b"cat")
+        assert follower.get(process.pid, start, old_time, uid=0, comm=b"python") is old
+        new = follower.get(process.pid, start, time.monotonic_ns(), uid=0, comm=b"cat")
         assert new.python is None
         assert [m.name for m in new.mappings] != [m.name for m in old.mappings]
     finally:
@@ -178,8 +177,8 @@ def test_a_forked_child_takes_over_the_tables(
         child = int(process.stdout.readline())
         follower.handle([ControlMessage(process.pid, MessageReason.NEW_PROCESS, 0)])
         follower.handle([ControlMessage(child, MessageReason.FORK, process.pid)])
-        parent = follower.get(process.pid, start_ns(process.pid), 0, known=True, uid=0, comm=b"x")
-        forked = follower.get(child, start_ns(child), time.monotonic_ns(), known=True, uid=0, comm=b"x")
+        parent = follower.get(process.pid, start_ns(process.pid), 0, uid=0, comm=b"x")
+        forked = follower.get(child, start_ns(child), time.monotonic_ns(), uid=0, comm=b"x")
         assert child not in notes.published
         assert forked.mappings == parent.mappings
         assert forked.python == parent.python

@@ -146,6 +146,7 @@ def test_an_unknown_version_is_refused_by_name(child: Child, monkeypatch: pytest
     import sys
 
     process, _ = child(sys.executable, "import sys\nprint(1, flush=True)\nsys.stdin.read()")
+    monkeypatch.setattr("gpuprof.sampler.python_runtime._images", {})
     for table in ("_STATIC", "_DEBUG"):
         monkeypatch.setattr(f"gpuprof.sampler.python_runtime.{table}", {})
     own = f"{sys.version_info.major}.{sys.version_info.minor}"

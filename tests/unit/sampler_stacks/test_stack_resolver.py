@@ -7,7 +7,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -101,6 +103,22 @@ def address_of(name: str) -> int:
     return address
 
 
+def signal_trampoline(compile_c: Callable[..., Path]) -> int:
+    """Where handlers return to in this process: what the C library gives the kernel as sa_restorer."""
+    source = """
+        #include <unistd.h>
+        #include <sys/syscall.h>
+        unsigned long restorer(void) {
+            unsigned long action[4] = {0};
+            return syscall(SYS_rt_sigaction, 2, 0, action, 8) ? 0 : action[2];
+        }
+    """
+    library = compile_c(source, "-shared", "-fPIC", name="restorer.so")
+    restorer = ctypes.CDLL(str(library)).restorer
+    restorer.restype = ctypes.c_ulong
+    return int(restorer())
+
+
 def python_words(function: object) -> tuple[int, int]:
     code = function.__code__  # type: ignore[attr-defined]
     return id(code), code.co_firstlineno << 32
@@ -118,6 +136,30 @@ def test_return_addresses_belong_to_the_caller(bench: Bench) -> None:
 def test_distances_do_not_disturb_addresses(bench: Bench) -> None:
     start = address_of("strtol")
     assert bench.names(bench.record(user=[start, 0xFFFF << 48 | start + 5])) == [["strtol", "strtol"]]
+
+
+def test_a_guessed_caller_is_marked_at_its_callee(bench: Bench) -> None:
+    start, guessed = address_of("strtol"), 1 << 47
+    assert bench.names(
+        bench.record(user=[start, guessed | start + 1]),
+        bench.record(user=[start, start + 1, 5 << 48 | guessed | start + 9]),
+        bench.record(
+            user=[guessed | start, start + 1]
+        ),  # the innermost frame is where the thread was: no guess
+    ) == [
+        ["strtol", "strtol (caller guessed)"],
+        ["strtol", "strtol (caller guessed)", "strtol"],
+        ["strtol", "strtol"],
+    ]
+
+
+def test_what_a_signal_interrupted_is_exact(bench: Bench, compile_c: Callable[..., Path]) -> None:
+    """A handler returns to the trampoline of the C library; the frame outside of it did not call it."""
+    trampoline = signal_trampoline(compile_c)
+    start = address_of("strtol")
+    (names,) = bench.names(bench.record(user=[address_of("getenv"), trampoline, start, start]))
+    assert names[1:] == ["strtol", "__restore_rt", "getenv"]
+    assert names[0] != "strtol"  # a return address as usual
 
 
 @pytest.mark.parametrize(
@@ -165,7 +207,7 @@ def test_python_alone_is_complete_when_the_native_walk_breaks(bench: Bench) -> N
 
 def test_addresses_outside_of_all_mappings_and_wild_words(bench: Bench) -> None:
     stacks = bench.names(
-        bench.record(user=[0x10, 0x20, (1 << 48) - 1]),
+        bench.record(user=[0x10, 0x20, (1 << 47) - 1]),
         bench.record(python=[(0, 0), (0xFF << 56, 2**64 - 1), (8, 8)]),
         bench.record(),
     )
@@ -192,7 +234,7 @@ def test_a_full_generation_is_rolled_and_all_ids_are_made_anew(
             sampler_pid=0, cpu_hz=99, nvml_hz=0, privileged=True,
         )
     )  # fmt: skip
-    stacks = CpuStacks(history, None)  # type: ignore[arg-type]
+    stacks = CpuStacks(history, SimpleNamespace(waits=None))  # type: ignore[arg-type]
     names = ("strtol", "qsort", "getenv", "memcpy", "fopen")
     for turn, name in enumerate(names * 2):
         record = bench.record(user=[address_of(name), address_of("abort") + 1])

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import random
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -251,3 +255,15 @@ def random_work(work: Callable[..., Work]) -> Callable[[int, int], list[Work]]:
         return rows
 
     return make
+
+
+@pytest.fixture
+def stories() -> Any:
+    """Return the module story.py: histories written down thread by thread."""
+    spec = importlib.util.spec_from_file_location("gpuprof_tests_story", Path(__file__).with_name("story.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    if spec.name not in sys.modules:
+        sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[spec.name])
+    return sys.modules[spec.name]

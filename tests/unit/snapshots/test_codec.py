@@ -14,6 +14,7 @@ from gpuprof.snapshots import codec
 from gpuprof.snapshots.errors import FrameError
 from gpuprof.snapshots.frames import (
     ALL_FRAMES,
+    NO_THREAD,
     Frame,
     GpuFacts,
     Gpus,
@@ -28,6 +29,7 @@ from gpuprof.snapshots.frames import (
     Status,
     StringDefs,
     Tree,
+    Waits,
 )
 
 
@@ -38,12 +40,17 @@ def readings(count: int = 3) -> Readings:
 
 def same(left: Any, right: Any) -> bool:
     if isinstance(left, np.ndarray):
-        return bool(np.array_equal(left, right))
+        return bool(np.array_equal(left, right, equal_nan=left.dtype.kind == "f"))
     if isinstance(left, Frame):
         return type(left) is type(right) and all(
             same(getattr(left, field.name), getattr(right, field.name)) for field in dataclasses.fields(left)
         )
     return bool(left == right)
+
+
+def work(**more: Any) -> GpuWork:
+    u32 = np.array([0, 1], np.uint32)
+    return GpuWork(1, np.array([1, 2], np.uint64), np.array([3, 2], np.uint64), u32, u32, u32, u32, **more)
 
 
 def frames(hello: Hello) -> list[Frame]:
@@ -58,11 +65,17 @@ def frames(hello: Hello) -> list[Frame]:
         readings(),
         readings(0),
         Samples(1, np.array([1, 2], np.uint64), np.array([0, 1], np.uint16), u32, u32),
-        GpuWork(1, np.array([1, 2], np.uint64), np.array([3, 2], np.uint64), u32, u32, u32, u32),
+        work(),
         Query(3, "cpu", -5, 10, pids=[1, 2], by_thread=True, min_fraction=0.5),
         Query(3, "gpu", 0, 10, gpus=["GPU-1", "é"]),
         Tree(1, "cpu", "samples", 0, 9, ["", "a"], u32, u32, u32, u32, u32, np.array([1, 2], np.uint8),
              np.array([0.5, 1]), np.array([1.5, 1]), truncated=4),
+        Tree(1, "gpu", "ns", 0, 9, ["", "a"], u32, u32, u32, u32, u32, np.array([1, 2], np.uint8),
+             np.array([0.5, 1]), np.array([1.5, 1]), estimated=np.array([0, 1], np.uint8),
+             error=np.array([np.nan, 0.25])),
+        work(weight=np.array([0, 2.5], np.float32)),
+        Waits(1, np.array([1, 2], np.uint64), np.array([3, 2], np.uint64), u32, u32,
+              np.array([NO_THREAD, 1], np.uint32), np.array([1, 3], np.float32), np.array([0, 2], np.uint8)),
     ]  # fmt: skip
 
 
@@ -79,6 +92,20 @@ def test_columns_are_read_only_little_endian_and_not_copied() -> None:
     assert back.end_ns.dtype == np.dtype("<u8")
     with pytest.raises(ValueError):
         back.end_ns[0] = 1
+
+
+def test_a_later_column_is_sent_only_where_it_says_something_and_may_be_absent() -> None:
+    body = codec.encode(work())
+    assert "weight" not in msgpack.unpackb(body)  # as an older version wrote it
+    back = codec.decode(body)
+    assert isinstance(back, GpuWork)
+    assert back.weight.tolist() == [1.0, 1.0]
+    assert back.weight.dtype == np.dtype("<f4")
+    data = msgpack.unpackb(codec.encode(work(weight=np.array([1, 2], np.float32))))
+    assert data["weight"] == np.array([1, 2], "<f4").tobytes()
+    for wrong in (b"", b"abcd", "1"):
+        with pytest.raises(FrameError):
+            codec.decode(msgpack.packb(data | {"weight": wrong}))
 
 
 def test_unknown_kinds_and_fields_are_skipped(hello: Hello) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpuprof.snapshots import fold
+from gpuprof.snapshots import levels
 from gpuprof.snapshots import tree as trees
 from gpuprof.snapshots.errors import FrameError, GpuprofError
 from gpuprof.snapshots.frames import FrameKind, Query, Tree
@@ -94,7 +94,7 @@ def test_random_rows_fold_as_in_a_plain_loop(
     planted, random_rows, path_weights = (
         request.getfixturevalue(name) for name in ("planted", "random_rows", "path_weights")
     )
-    monkeypatch.setattr(fold, "_DENSE_KEYS", dense_keys)
+    monkeypatch.setattr(levels, "_DENSE_KEYS", dense_keys)
     rows = random_rows(seed, 3000)
     for at in range(0, len(rows), 700):
         planted.add(*rows[at : at + 700])

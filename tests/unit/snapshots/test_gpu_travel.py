@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import zstandard
 
-from gpuprof.snapshots import chunk_gpu, chunks, file, wire
+from gpuprof.snapshots import chunk_windows, chunks, file, wire
 from gpuprof.snapshots.errors import FrameError
 from gpuprof.snapshots.file import SnapshotWriter, read_snapshot
 from gpuprof.snapshots.frames import (
@@ -277,12 +277,12 @@ def test_any_columns_come_back_from_a_file(count: int, high: int) -> None:
 
 
 def test_neighbours_of_one_generation_are_joined_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunk_gpu, "MAX_ROWS", 25)
+    monkeypatch.setattr(chunk_windows, "MAX_ROWS", 25)
     rng = np.random.default_rng(1)
     frames: list[Frame] = [frame_of(rng, 10, 99) for _ in range(5)]
     frames[3:3] = [StringDefs(3, 1, ["x"])]
     frames.append(replace(frames[-1], generation=4))
-    joined = list(chunk_gpu.merged(frames))
+    joined = list(chunk_windows.merged(frames))
     assert [len(f.start_ns) if isinstance(f, GpuWork) else f.KIND for f in joined] == [
         20,
         10,

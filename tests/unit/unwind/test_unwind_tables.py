@@ -35,12 +35,12 @@ class FakePrograms:
             "unwind_pages": sizes.pages * 8,
             "unwind_rows": sizes.row_blocks * 64,
             "unwind_rules": sizes.rules * 8,
-            "python_layouts": sizes.python_layouts * 96,
+            "python_layouts": sizes.python_layouts * 40,
         }
         self.maps = {name: os.memfd_create(name) for name in elements}
         for name, size in elements.items():
             os.ftruncate(self.maps[name], size + 4095 & ~4095)
-        self.maps["processes"] = -1
+        self.maps["processes"] = self.maps["unwind_binaries"] = -1
 
     def close(self) -> None:
         for fd in self.maps.values():
@@ -57,7 +57,7 @@ class FakePrograms:
         value = self.processes.get(struct.pack("<I", pid))
         if value is None:
             return "no tables"
-        first, count, _, serial = struct.unpack("<IIII", value)
+        first, count, _, serial = struct.unpack("<IIII16x", value)
         mappings = self.table("unwind_mappings", MAPPING)
         if mappings[first]["start"] != serial:
             return "withdrawn"

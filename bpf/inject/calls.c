@@ -1,0 +1,232 @@
+/* What happens at each call of the CUDA driver: launches are stamped and some of them, chosen by chance, call the probe; calls that wait for
+ * the device are timed (calls.h). */
+#define _GNU_SOURCE
+#include "calls.h"
+#include "session.h"
+
+#include <string.h>
+#include <unistd.h>
+
+#define EXPORT __attribute__((visibility("default")))
+#define CALL_IDS 1024u
+#define NOTES_BITS 18     /* 2^18 launches may lie between a launch and its record */
+#define TIMED_MASK 63u    /* one callback of so many is timed */
+#define SHIFT_BITS 6      /* of the word that CUPTI keeps from enter to exit: the rest of it is the time */
+#define BURST_SHIFT 6
+#define LONG_COPY_NS 50000u /* a copy that may return before it is done has waited when it took so long */
+
+enum call_class { CALL_NONE, CALL_LAUNCH, CALL_COPY, CALL_WAIT, CALL_OTHER };
+
+static uint8_t class_of[CALL_IDS];
+static uint64_t notes[1u << NOTES_BITS]; /* by correlation id: time of the enter << SHIFT_BITS | mark() */
+static uint64_t probe_ns, timed_calls, timed_ns, probes, stacks_now; /* all atomic */
+
+/* The uprobe sits on the first instruction, a 5-byte nop, which the kernel replaces by a call instead of a trap. Arguments: rdi correlation id,
+ * rsi CLOCK_MONOTONIC ns at the call's enter, rdx attach epoch, rcx how many launches this one stands for; 0: it is there for the wait only. */
+EXPORT __attribute__((naked, noinline)) void gpuprof_launch(uint64_t correlation, uint64_t enter_ns, uint64_t attach, uint64_t weight)
+{
+    (void)correlation, (void)enter_ns, (void)attach, (void)weight;
+    __asm__ volatile(".byte 0x0f, 0x1f, 0x44, 0x00, 0x00\n\tret");
+}
+
+/* ---- which calls ---------------------------------------------------------------------------------------------------------- */
+
+static void enable(const struct cupti_api *cupti, cupti_subscriber subscriber, uint32_t id, enum call_class class)
+{
+    __atomic_store_n(&class_of[id], (uint8_t)class, __ATOMIC_RELAXED);
+    cupti->cuptiEnableCallback(1, subscriber, DOMAIN_DRIVER_API, id); /* an id that this CUPTI does not know is an error to ignore */
+}
+
+void calls_enable(const struct cupti_api *cupti, cupti_subscriber subscriber)
+{
+    static const uint32_t launches[] = {
+        CBID_cuLaunch,           CBID_cuLaunchGrid,           CBID_cuLaunchGridAsync,
+        CBID_cuLaunchKernel,     CBID_cuLaunchKernel_ptsz,    CBID_cuLaunchCooperativeKernel,
+        CBID_cuLaunchKernelEx,   CBID_cuLaunchKernelEx_ptsz,  CBID_cuLaunchCooperativeKernel_ptsz,
+        CBID_cuGraphLaunch,      CBID_cuGraphLaunch_ptsz,     CBID_cuLaunchCooperativeKernelMultiDevice,
+    };
+    static const struct cbid_range copies[] = CBID_COPY_RANGES;
+    static const uint32_t waits[] = {
+        CBID_cuCtxSynchronize, CBID_cuCtxSynchronize_v2, CBID_cuEventSynchronize, CBID_cuStreamSynchronize, CBID_cuStreamSynchronize_ptsz,
+    };
+    for (size_t i = 0; i < sizeof launches / sizeof *launches; i++)
+        enable(cupti, subscriber, launches[i], CALL_LAUNCH);
+    for (size_t i = 0; i < sizeof copies / sizeof *copies; i++)
+        for (uint32_t id = copies[i].first; id <= copies[i].last; id++)
+            enable(cupti, subscriber, id, CALL_COPY);
+    for (size_t i = 0; i < sizeof waits / sizeof *waits; i++)
+        enable(cupti, subscriber, waits[i], CALL_WAIT);
+}
+
+void calls_enable_more(const struct cupti_api *cupti, cupti_subscriber subscriber, uint32_t on)
+{
+    static const uint32_t more[] = {
+        CBID_cuCtxGetCurrent, CBID_cuCtxSetCurrent, CBID_cuEventRecord,   CBID_cuEventRecord_ptsz,  CBID_cuEventQuery,
+        CBID_cuStreamQuery,   CBID_cuMemAlloc_v2,   CBID_cuMemFree_v2,    CBID_cuStreamQuery_ptsz,  CBID_cuMemGetInfo_v2,
+        CBID_cuMemAllocAsync, CBID_cuMemFreeAsync,  CBID_cuMemAllocAsync_ptsz, CBID_cuMemFreeAsync_ptsz,
+    };
+    for (size_t i = 0; i < sizeof more / sizeof *more; i++) {
+        __atomic_store_n(&class_of[more[i]], (uint8_t)CALL_OTHER, __ATOMIC_RELAXED);
+        cupti->cuptiEnableCallback(on, subscriber, DOMAIN_DRIVER_API, more[i]);
+    }
+}
+
+/* ---- chance --------------------------------------------------------------------------------------------------------------- */
+
+/* 64 bits that nobody foresees, from what no two calls have in common; there is no state to share between threads. */
+static uint64_t chance(uint32_t correlation, uint64_t time_ns)
+{
+    uint64_t x = time_ns * 0x9e3779b97f4a7c15ull ^ (uint64_t)correlation << 32 ^ (uintptr_t)&session;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+    return x ^ (x >> 31);
+}
+
+static int one_of(uint64_t random, uint32_t shift) { return shift == 0 || random >> (64 - shift) == 0; }
+
+/* Which of the launches that share a place is meant, ids beginning anew with each attach: five bits above the one for what was left out. */
+static uint64_t mark(uint32_t correlation, uint32_t epoch) { return ((correlation >> NOTES_BITS) + 11 * epoch) % 32 << 1; }
+
+static uint64_t *place_of(uint32_t correlation) { return &notes[correlation & ((1u << NOTES_BITS) - 1)]; }
+
+static void note(uint32_t correlation, uint64_t entered, int left_out)
+{
+    uint64_t which = mark(correlation, __atomic_load_n(&session.epoch, __ATOMIC_RELAXED));
+    __atomic_store_n(place_of(correlation), entered << SHIFT_BITS | which | (unsigned)left_out, __ATOMIC_RELAXED);
+}
+
+uint64_t calls_noted(uint32_t correlation, uint32_t epoch, uint32_t *left_out)
+{
+    uint64_t word = __atomic_load_n(place_of(correlation), __ATOMIC_RELAXED);
+    int ours = (word & 62) == mark(correlation, epoch);
+    *left_out = ours && (word & 1);
+    return ours ? word >> SHIFT_BITS : 0;
+}
+
+/* ---- a call --------------------------------------------------------------------------------------------------------------- */
+
+static void add(uint64_t *total, uint64_t more) { __atomic_fetch_add(total, more, __ATOMIC_RELAXED); }
+
+static void call_probe(const struct cupti_callback_data *call, uint64_t entered, uint64_t epoch, uint64_t weight)
+{
+    uint64_t before = now_ns();
+    gpuprof_launch(call->correlation_id, entered, epoch, weight);
+    add(&probe_ns, now_ns() - before);
+    add(&probes, 1);
+    add(&stacks_now, 1);
+}
+
+/* What is decided here goes by what is known before the launch, so that a weight of 1/p is right whatever the launches then do. */
+static void enter(const struct cupti_callback_data *call, enum call_class class)
+{
+    uint64_t now = now_ns(), shift = 0;
+    int taken = 0;
+    if (class == CALL_LAUNCH || class == CALL_COPY) {
+        uint32_t at_once = __atomic_load_n(&session.plan.stacks_at_once, __ATOMIC_RELAXED);
+        shift = __atomic_load_n(&session.plan.shift, __ATOMIC_RELAXED);
+        if (at_once && __atomic_load_n(&stacks_now, __ATOMIC_RELAXED) >= at_once)
+            shift += BURST_SHIFT;
+        taken = one_of(chance(call->correlation_id, now), (uint32_t)shift);
+        note(call->correlation_id, now, !taken);
+    }
+    /* now < 2^58: nine years after the machine's start. */
+    *call->correlation_data = now << SHIFT_BITS | (taken ? shift + 1 : 0);
+}
+
+/* Whether a copy is one that returns when it is done; the others do so only when they took long. */
+static int blocks(const char *name) { return name && strncmp(name, "cuMemcpy", 8) == 0 && !strstr(name, "Async"); }
+
+static void waited(const struct cupti_callback_data *call, enum call_class class, uint64_t entered, uint64_t epoch, int probed)
+{
+    uint64_t end = now_ns();
+    if (end <= entered || (class == CALL_COPY && end - entered < LONG_COPY_NS && !blocks(call->function_name)))
+        return;
+    uint64_t length = end - entered, threshold = __atomic_load_n(&session.plan.wait_ns, __ATOMIC_RELAXED);
+    add(&session.ring.header->waits, 1);
+    add(&session.ring.header->wait_ns, length);
+    if (length < threshold && (chance(~call->correlation_id, entered) >> 32) * threshold >= length << 32)
+        return;
+    struct ring_slot slot = {.kind = SLOT_WAIT, .epoch = (uint32_t)epoch};
+    slot.wait.start = entered;
+    slot.wait.end = end;
+    slot.wait.correlation = call->correlation_id;
+    slot.wait.thread = (uint32_t)gettid();
+    slot.wait.weight = length < threshold ? (float)((double)threshold / (double)length) : 1;
+    if (!probed)
+        call_probe(call, entered, epoch, 0);
+    records_add_wait(&slot, call->function_name);
+}
+
+static void leave(const struct cupti_callback_data *call, enum call_class class)
+{
+    uint64_t now = get_state(), word = *call->correlation_data;
+    uint64_t entered = word >> SHIFT_BITS, taken = word & ((1u << SHIFT_BITS) - 1);
+    int listening = phase_of(now) == RECORDING || phase_of(now) == DETACH_WANTED;
+    /* The word of a call that was under way when we attached may be from the attach before. */
+    if (listening && class != CALL_OTHER && entered >= __atomic_load_n(&session.attached_ns, __ATOMIC_RELAXED)) {
+        const int *result = call->return_value;
+        int probed = 0;
+        if (class != CALL_WAIT && (!result || *result == 0)) { /* one that failed has no kernel */
+            add(&session.ring.header->launches, 1);
+            if (taken) {
+                add(&session.ring.header->stacks, 1);
+                call_probe(call, entered, now >> 8, 1ull << (taken - 1));
+                probed = 1;
+            }
+        }
+        if (class != CALL_LAUNCH)
+            waited(call, class, entered, now >> 8, probed);
+    }
+    if (phase_of(now) == DETACH_WANTED && change_state(now, with_phase(now, FINALIZING)))
+        finalize_here();
+}
+
+void calls_back(void *user, int domain, uint32_t cbid, const void *data)
+{
+    (void)user, (void)domain;
+    const struct cupti_callback_data *call = data;
+    enum call_class class = cbid < CALL_IDS ? (enum call_class)__atomic_load_n(&class_of[cbid], __ATOMIC_RELAXED) : CALL_NONE;
+    if (class == CALL_NONE)
+        return;
+    if (class != CALL_LAUNCH || (call->correlation_id & TIMED_MASK) != 0) {
+        if (call->site == SITE_ENTER)
+            enter(call, class);
+        else
+            leave(call, class);
+        return;
+    }
+    /* The enter and the exit of one launch in so many, each with its part of the two clock readings. */
+    uint64_t before = now_ns();
+    if (call->site == SITE_ENTER) {
+        enter(call, class);
+        add(&timed_calls, 1);
+        add(&timed_ns, now_ns() - before);
+    } else if ((*call->correlation_data & ((1u << SHIFT_BITS) - 1)) == 0 && phase_of(get_state()) == RECORDING) {
+        leave(call, class);
+        add(&timed_ns, now_ns() - before);
+    } else {
+        leave(call, class);
+    }
+}
+
+/* ---- for the controller --------------------------------------------------------------------------------------------------- */
+
+struct controller_counts calls_counts(void)
+{
+    struct ring_header *header = session.ring.header;
+    struct controller_counts counts = {.now_ns = now_ns()};
+    counts.launches = __atomic_load_n(&header->launches, __ATOMIC_RELAXED);
+    counts.records = __atomic_load_n(&header->records, __ATOMIC_RELAXED);
+    counts.waits = __atomic_load_n(&header->waits, __ATOMIC_RELAXED);
+    counts.wait_ns = __atomic_load_n(&header->wait_ns, __ATOMIC_RELAXED);
+    counts.judged = __atomic_load_n(&header->judged, __ATOMIC_RELAXED);
+    counts.behind = __atomic_load_n(&header->behind, __ATOMIC_RELAXED);
+    counts.stacks = __atomic_load_n(&probes, __ATOMIC_RELAXED);
+    counts.probe_ns = __atomic_load_n(&probe_ns, __ATOMIC_RELAXED);
+    counts.timed_calls = __atomic_load_n(&timed_calls, __ATOMIC_RELAXED);
+    counts.timed_ns = __atomic_load_n(&timed_ns, __ATOMIC_RELAXED);
+    counts.cycle_ns = __atomic_load_n(&session.cycle_ns, __ATOMIC_RELAXED);
+    return counts;
+}
+
+void calls_begin_step(void) { __atomic_store_n(&stacks_now, 0, __ATOMIC_RELAXED); }

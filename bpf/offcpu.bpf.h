@@ -1,0 +1,317 @@
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
+// Waits: why a thread of a tracked process was not on a CPU, and who made it ready again. At the switch-out, where the
+// thread is still current, its stack is taken; at the wake, the waker's; at the switch-in the wait is sent, or not.
+//
+// A wait of at least `threshold_ns` is always sent. A shorter one is sent when it reaches its bar, threshold * a random
+// number of [0, 1): that is with probability duration / threshold, and user space gives it the reciprocal as weight.
+// Frames go out when a stack was not seen for a few seconds; waits carry hashes of stacks.
+//
+// All this runs with interrupts off and a lock of the scheduler held: user memory that is not there is not waited for,
+// and the two entries never meet on one CPU, so that they share their scratch.
+
+#define TASK_IS_DEAD 0x80  // in prev_state: this is a thread's last switch-out
+#define IS_KERNEL_THREAD 0x00200000  // PF_KTHREAD
+#define KERNEL_STACK_BYTES 16384     // THREAD_SIZE of x86-64
+#define IDLE_KERNEL_FRAMES 10        // of an idle CPU: enough to tell what interrupted it
+
+#define NO_USER_REGISTERS (-2)       // in place of a system call's number; -1: user mode was left without one
+
+#define TRACK_SELF 1
+#define TRACK_CHILDREN 2
+
+#define RATE_WINDOW_NS 10000000ull
+#define WALKS_PER_THREAD 50  // per window; a thread that waits more often is sampled
+#define WALKS_PER_CPU 100
+
+// Which of many events to take, one in k; k depends on past events only, so that a weight of k makes sums right.
+static __always_inline u32 one_in(struct switch_rate *rate, u64 now, u32 limit) {
+    u64 age = now - rate->since_ns;
+    if (age >= RATE_WINDOW_NS) {
+        rate->before = age < 2 * RATE_WINDOW_NS ? rate->now : 0;
+        rate->now = 0;
+        rate->since_ns = now;
+    }
+    rate->now++;
+    u32 most = rate->before > rate->now ? rate->before : rate->now;
+    return most <= limit ? 1 : 1 + most / limit;
+}
+
+static __always_inline int is_tracked(struct wait_settings *settings, u32 pid) {
+    u32 *how = tracked.lookup(&pid);
+    if (how)
+        return *how & TRACK_SELF;
+    if (!settings->track_all || pid == settings->own_pid)
+        return 0;
+    u32 flags = IS_KERNEL_THREAD;
+    bpf_probe_read_kernel(&flags, 4, (void *)(bpf_get_current_task() + TASK_FLAGS));
+    return !(flags & IS_KERNEL_THREAD);
+}
+
+// The state of the current thread, made when there is none.
+static __always_inline struct wait *wait_of_task(u64 task) {
+    struct wait *wait = waits.lookup(&task);
+    if (wait)
+        return wait;
+    int zero = 0;
+    struct wait *empty = new_wait.lookup(&zero);
+    if (!empty)
+        return 0;
+    waits.update(&task, empty);
+    wait = waits.lookup(&task);
+    if (!wait) {
+        count(COUNTER_WAIT_THREADS_FULL);
+        return 0;
+    }
+    struct record_header *h = &wait->header;
+    u64 leader = 0;
+    wait->task = task;
+    h->pid = bpf_get_current_pid_tgid() >> 32;
+    h->family = FAMILY_WAIT;
+    h->header_words = sizeof(struct record_header) / 8;
+    if (!bpf_probe_read_kernel(&leader, 8, (void *)(bpf_get_current_task() + TASK_GROUP_LEADER)))
+        bpf_probe_read_kernel(&h->start_ns, 8, (void *)(leader + TASK_START_BOOTTIME));
+    return wait;
+}
+
+static __always_inline void wait_ends(struct wait *wait) {
+    u64 now = bpf_ktime_get_ns();
+    u64 out_ns = wait->header.extra;
+    if (!out_ns)
+        return;
+    wait->header.time_ns = now;
+    if (now - out_ns >= wait->bar_ns) {
+        if (wait_records.ringbuf_output(wait, WAIT_RECORD_BYTES, RINGBUF_NO_WAKEUP))
+            count(COUNTER_WAIT_RING_FULL);
+    }
+    wait->header.extra = 0;
+    wait->out_ns_again = 0;
+}
+
+// Kernel and user registers of the current task; the walk goes on in the program that is returned.
+static __always_inline int wait_walk_part(void *ctx, struct walk *w) {
+    long bytes = 0;
+    if (w->record.header.pid)
+        bytes = bpf_get_stack(ctx, w->record.words, MAX_KERNEL_FRAMES * 8, 0);
+    else
+        bytes = bpf_get_stack(ctx, w->record.words, IDLE_KERNEL_FRAMES * 8, 0);
+    if (bytes > 0) {
+        w->n_words = bytes >> 3;
+        w->record.header.n_kernel = bytes >> 3;
+    }
+    w->syscall = NO_USER_REGISTERS;
+    int reason = w->record.header.pid ? registers_of_task(w) : STOP_KERNEL_THREAD;
+    if (reason == STEP_NEXT) {
+        if (!w->waiter || w->syscall >= 0)
+            return first_part(w);
+        reason = STOP_KERNEL_THREAD;  // most likely an interrupt: what it hit has nothing to do with the wake
+    }
+    w->record.header.stop = reason;
+    return PROGRAM_END;
+}
+
+// sched_switch(bool preempt, struct task_struct *prev, struct task_struct *next[, unsigned int prev_state])
+int wait_switch(struct bpf_raw_tracepoint_args *ctx) {
+    int zero = 0;
+    u64 previous = ctx->args[1], next = ctx->args[2];
+    struct wait *ended = waits.lookup(&next);
+    if (ended)
+        wait_ends(ended);
+    u64 id = bpf_get_current_pid_tgid();
+    u32 state = 0;
+#ifdef SWITCH_HAS_STATE
+    state = ctx->args[3];
+#else
+    bpf_probe_read_kernel(&state, 4, (void *)(previous + TASK_STATE));
+#endif
+    if (state & TASK_IS_DEAD)
+        waits.delete(&previous);
+    struct wait_settings *settings = wait_settings.lookup(&zero);
+    if (!(id >> 32) || state & TASK_IS_DEAD || !settings || !is_tracked(settings, id >> 32))
+        return 0;
+    struct wait *wait = wait_of_task(previous);
+    struct switch_rate *rate = wait_rates.lookup(&zero);
+    struct walk *w = wait_walks.lookup(&zero);
+    if (!wait || !rate || !w)
+        return 0;
+    u64 now = bpf_ktime_get_ns();
+    u32 weight = one_in(&wait->rate, now, WALKS_PER_THREAD);
+    u32 of_cpu = one_in(rate, now, WALKS_PER_CPU);
+    if (of_cpu > weight)
+        weight = of_cpu;
+    if (weight > 1 && ((u64)bpf_get_prandom_u32() * weight) >> 32) {
+        count(COUNTER_WAIT_NOT_CHOSEN);
+        return 0;
+    }
+    struct record_header *h = &wait->header;
+    wait->woken_ns = 0;
+    wait->stack = 0;
+    wait->waker_stack = 0;
+    wait->waker = 0;
+    wait->waker_flags = 0;
+    __builtin_memset(wait->waker_comm, 0, sizeof(wait->waker_comm));
+    wait->state = ctx->args[0] & 1 ? 0 : state;
+    wait->weight = weight;
+    wait->threshold_ns = settings->threshold_ns;
+    wait->bar_ns = (settings->threshold_ns * bpf_get_prandom_u32()) >> 32;
+    // From here on the wait can be ended and its wake, which may come at once on another CPU, be noted.
+    asm volatile("" ::: "memory");
+    h->extra = now;
+    wait->out_ns_again = now;
+    if (!walk_begin(w, FAMILY_WAIT_STACK, WALK_STALE_NS)) {
+        count(COUNTER_WAIT_CONFLICT);
+        return 0;
+    }
+    h->tid = (u32)id;  // an exec by another thread than the first changes it
+    h->cpu = w->record.header.cpu;
+    h->uid = w->record.header.uid;
+    bpf_get_current_comm(&h->comm, sizeof(h->comm));
+    w->waiter = 0;
+    int next_program = wait_walk_part(ctx, w);
+    wait->syscall = w->syscall;
+    wait_programs.call(ctx, next_program);
+    count(COUNTER_TAIL_CALL_FAILED);
+    walk_end(w);
+    return 0;
+}
+
+// sched_waking(struct task_struct *task), in the context of the waker, before the task can run
+int wait_waking(struct bpf_raw_tracepoint_args *ctx) {
+    int zero = 0;
+    u64 task = ctx->args[0];
+    struct wait *wait = waits.lookup(&task);
+    if (!wait || !wait->header.extra || wait->woken_ns)
+        return 0;
+    u64 now = bpf_ktime_get_ns();
+    wait->woken_ns = now;
+    if (now - wait->header.extra < wait->bar_ns)
+        return 0;
+    struct walk *w = wait_walks.lookup(&zero);
+    if (!w || !walk_begin(w, FAMILY_WAIT_STACK, WALK_STALE_NS)) {
+        count(COUNTER_WAIT_CONFLICT);
+        return 0;
+    }
+    u64 id = bpf_get_current_pid_tgid();
+    u64 stack = 0;
+    wait->waker = id;
+    bpf_get_current_comm(&wait->waker_comm, sizeof(wait->waker_comm));
+    wait->waker_start_ns = w->record.header.start_ns;
+    // The arguments lie on the stack that the kernel runs on: an interrupt has one of its own.
+    w->scan_sp = (u64)ctx;
+    bpf_probe_read_kernel(&stack, 8, (void *)(bpf_get_current_task() + TASK_STACK));
+    wait->waker_flags = w->scan_sp - stack < KERNEL_STACK_BYTES ? 0 : WAKER_ON_INTERRUPT_STACK;
+    w->waiter = task;
+    int next_program = wait_walk_part(ctx, w);
+    if (w->syscall == -1)
+        wait->waker_flags |= WAKER_NOT_IN_SYSCALL;
+    wait_programs.call(ctx, next_program);
+    count(COUNTER_TAIL_CALL_FAILED);
+    walk_end(w);
+    return 0;
+}
+
+int wait_native(struct bpf_raw_tracepoint_args *ctx) {
+    int zero = 0;
+    struct walk *w = wait_walks.lookup(&zero);
+    if (!w)
+        return 0;
+    wait_programs.call(ctx, native_part(w));
+    walk_end(w);
+    return 0;
+}
+
+int wait_scan(struct bpf_raw_tracepoint_args *ctx) {
+    int zero = 0;
+    struct walk *w = wait_walks.lookup(&zero);
+    if (!w)
+        return 0;
+    wait_programs.call(ctx, scan_part(w));
+    walk_end(w);
+    return 0;
+}
+
+int wait_python(struct bpf_raw_tracepoint_args *ctx) {
+    int zero = 0;
+    struct walk *w = wait_walks.lookup(&zero);
+    if (!w)
+        return 0;
+    wait_programs.call(ctx, python_part(w));
+    walk_end(w);
+    return 0;
+}
+
+int wait_mapping(struct bpf_raw_tracepoint_args *ctx) {
+    int zero = 0;
+    struct walk *w = wait_walks.lookup(&zero);
+    if (!w)
+        return 0;
+    wait_programs.call(ctx, mapping_part(w));
+    walk_end(w);
+    return 0;
+}
+
+int wait_end(struct bpf_raw_tracepoint_args *ctx) {
+    int zero = 0;
+    struct walk *w = wait_walks.lookup(&zero);
+    if (!w)
+        return 0;
+    struct record_header *h = &w->record.header;
+    struct seen_key key = {};
+    key.hash = hash_of_words(w) ^ h->n_kernel;
+    key.pid = h->pid;
+    u64 now = bpf_ktime_get_ns();
+    struct seen_stack *seen = seen_waits.lookup(&key);
+    if (!seen || seen->start_ns != h->start_ns || now - seen->sent_ns >= RESEND_NS) {
+        u32 size = w->n_words;
+        BOUND(size, 1023);
+        h->extra = key.hash;
+        if (wait_records.ringbuf_output(&w->record, sizeof(struct record_header) + size * 8, RINGBUF_NO_WAKEUP)) {
+            count(COUNTER_WAIT_RING_FULL);
+        } else {
+            struct seen_stack sent = {h->start_ns, now};
+            seen_waits.update(&key, &sent);
+        }
+    }
+    u64 task = w->waiter ? w->waiter : bpf_get_current_task();
+    struct wait *wait = waits.lookup(&task);
+    if (wait) {
+        if (w->waiter)
+            wait->waker_stack = key.hash;
+        else
+            wait->stack = key.hash;
+    }
+    walk_end(w);
+    return 0;
+}
+
+// A child is tracked as its parent is, from its first instruction on. Arguments as of on_fork.
+int wait_fork(struct bpf_raw_tracepoint_args *ctx) {
+    u32 parent = bpf_get_current_pid_tgid() >> 32;
+    u32 *how = tracked.lookup(&parent);
+    if (!how || !(*how & TRACK_CHILDREN))
+        return 0;
+    u64 child = ctx->args[1];
+    u32 pid = 0, tid = 0;
+    if (bpf_probe_read_kernel(&pid, 4, (void *)(child + TASK_TGID)))
+        return 0;
+    if (bpf_probe_read_kernel(&tid, 4, (void *)(child + TASK_PID)) || tid != pid)
+        return 0;  // a thread
+    u32 both = TRACK_SELF | TRACK_CHILDREN;
+    if (tracked.update(&pid, &both))
+        count(COUNTER_TRACKED_FULL);
+    return 0;
+}
+
+// Arguments as of on_exit.
+int wait_exit(struct bpf_raw_tracepoint_args *ctx) {
+    u32 pid = bpf_get_current_pid_tgid() >> 32;
+    if (!tracked.lookup(&pid))
+        return 0;
+    u64 signal = 0;
+    int live = 0;
+    if (bpf_probe_read_kernel(&signal, 8, (void *)(ctx->args[0] + TASK_SIGNAL)))
+        return 0;
+    if (bpf_probe_read_kernel(&live, 4, (void *)(signal + SIGNAL_LIVE)) || live != 0)
+        return 0;
+    tracked.delete(&pid);
+    return 0;
+}

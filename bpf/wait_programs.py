@@ -1,0 +1,198 @@
+"""The BPF programs of waits as the sampler holds them: whom to track, and what was sent.
+
+Records come from a ring of their own, see records.py for stacks (family WAIT_STACK, whose `extra` is the hash
+of the stack) and WAIT below for waits (family WAIT). A wait is at hand only at its end; running_waits() shows
+those that last.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuprof.bpf import syscalls
+from gpuprof.bpf.inventory import WAIT_TRACEPOINTS
+from gpuprof.bpf.records import FAMILY_WAIT, FAMILY_WAIT_STACK, HEADER, Batch, batch_of
+from gpuprof.bpf.ring import RingReader
+from gpuprof.bpf.sizes import WAIT_RING_BYTES
+from gpuprof.snapshots.errors import EXIT_UNAVAILABLE, GpuprofError
+
+MAX_THRESHOLD_NS = (1 << 32) - 1
+TRACK_SELF, TRACK_CHILDREN = 1, 2
+MAX_TRACKED = 16384
+MAX_THREADS = 16384
+ON_INTERRUPT_STACK, NOT_IN_SYSCALL = 1, 2  # of waker_flags
+
+# A wait; struct wait of layout.bpf.h up to `rate`. In its header time_ns is the switch-in, extra the
+# switch-out.
+_WORDS = [
+    ("woken_ns", "<u8"),  # 0: not woken
+    ("bar_ns", "<u8"),
+    ("threshold_ns", "<u8"),
+    ("stack", "<u8"),  # hash of the stack at the switch-out; 0: not known
+    ("waker_stack", "<u8"),
+    ("waker_start_ns", "<u8"),  # when the waker's process started, CLOCK_BOOTTIME
+    ("waker_tid", "<u4"),
+    ("waker_pid", "<u4"),  # 0: not known, or an idle CPU
+    ("waker_comm", "S16"),
+    ("state", "<u4"),  # of the task; 0: ready to run
+    ("weight", "<u4"),  # one in so many was followed
+    ("syscall", "<i4"),  # -1: none
+    ("waker_flags", "<u4"),
+]
+WAIT_RECORD = np.dtype([(name, *rest) for name, *rest in HEADER.descr] + _WORDS)
+_WAIT_STATE = np.dtype([*WAIT_RECORD.descr, ("rate", "<u8", 2), ("task", "<u8"), ("out_ns_again", "<u8")])
+_FAMILY_WORD = 3  # of a record's header: stop, flags, family
+_SETTINGS = struct.Struct("<QII")
+
+
+class WaitPrograms:
+    """The family's maps and programs; the descriptors stay the caller's. From any thread, but one at a time
+    reads.
+
+    `programs` waits for the family and gives the descriptors of its programs, or raises GpuprofError.
+    """
+
+    def __init__(self, maps: Mapping[str, int], programs: Callable[[], Mapping[str, int]]) -> None:
+        self._maps = {name: maps[name] for name in ("tracked", "waits", "wait_settings", "seen_waits")}
+        self._programs = programs
+        self._ring = RingReader(maps["wait_records"], WAIT_RING_BYTES)
+        self._lock = threading.Lock()
+        self._attached: list[int] = []
+        self._settings = 0, 0, 0  # _SETTINGS
+        self._closed = False
+        self.begun = False  # there may be something to read
+
+    def start(self, threshold_ns: int, *, track_all: bool, own_pid: int) -> None:
+        """Begin to follow the waits of tracked processes, or of all but `own_pid`. GpuprofError when it
+        cannot be.
+
+        `threshold_ns`: shorter waits are sampled.
+        """
+        if not 0 <= threshold_ns <= MAX_THRESHOLD_NS:
+            raise ValueError(f"no threshold for waits: {threshold_ns} ns")
+        programs = self._programs()
+        with self._lock:
+            if self._closed:
+                raise GpuprofError("the programs were closed", "", EXIT_UNAVAILABLE)
+            self._settings = threshold_ns, int(track_all), own_pid
+            self.begun = True
+            try:
+                self._write_settings()
+                if not self._attached:
+                    for name, tracepoint in WAIT_TRACEPOINTS.items():
+                        self._attached.append(syscalls.raw_tracepoint_open(tracepoint, programs[name]))
+            except OSError as error:
+                self._detach()
+                raise GpuprofError(
+                    f"waits cannot be followed: {error.strerror or error}", "", EXIT_UNAVAILABLE
+                ) from None
+
+    @property
+    def threshold_ns(self) -> int:
+        """Waits that are shorter are sampled."""
+        return self._settings[0]
+
+    def set_threshold(self, threshold_ns: int) -> None:
+        """Sample what is shorter than this from now on; waits that have begun keep theirs."""
+        with self._lock, suppress(OSError):
+            if not self._closed:
+                self._settings = min(threshold_ns, MAX_THRESHOLD_NS), *self._settings[1:]
+                self._write_settings()
+
+    def _write_settings(self) -> None:
+        syscalls.map_update(self._maps["wait_settings"], bytes(4), _SETTINGS.pack(*self._settings))
+
+    @property
+    def running(self) -> bool:
+        """Whether waits are followed."""
+        return bool(self._attached)
+
+    def stop(self) -> None:
+        """Follow no more waits; what was sent can still be read."""
+        with self._lock:
+            self._detach()
+
+    def _detach(self) -> None:
+        for fd in self._attached:
+            os.close(fd)
+        self._attached = []
+
+    def close(self) -> None:
+        """Stop, and let go of the ring."""
+        with self._lock:
+            self._detach()
+            if not self._closed:
+                self._closed = True
+                self._ring.close()
+
+    def track(self, pid: int, how: int = TRACK_SELF | TRACK_CHILDREN) -> bool:
+        """Follow the waits of a process, of the children that it has from now on, or both; False when it
+        cannot be.
+        """
+        with self._lock, suppress(OSError):
+            if not self._closed:
+                syscalls.map_update(self._maps["tracked"], struct.pack("<I", pid), struct.pack("<I", how))
+                return True
+        return False
+
+    def forget(self, pid: int) -> None:
+        """Follow it no longer."""
+        with self._lock, suppress(OSError):
+            if not self._closed:
+                syscalls.map_delete(self._maps["tracked"], struct.pack("<I", pid))
+
+    def tracked(self) -> set[int]:
+        """The processes that are tracked now: those that were named, and their children."""
+        with self._lock, suppress(OSError):
+            if not self._closed:
+                keys = syscalls.map_keys(self._maps["tracked"], 4, MAX_TRACKED)
+                return {int.from_bytes(key, "little") for key in keys}
+        return set()
+
+    def forget_task(self, task: int) -> None:
+        """Drop the wait of a thread that is gone; `task` as of running_waits()."""
+        with self._lock, suppress(OSError):
+            if not self._closed:
+                syscalls.map_delete(self._maps["waits"], struct.pack("<Q", task))
+
+    def resend_stack(self, pid: int, stack_hash: int) -> None:
+        """Have the frames of a stack sent again when it is next seen."""
+        with self._lock, suppress(OSError):
+            if not self._closed:
+                syscalls.map_delete(self._maps["seen_waits"], struct.pack("<QII", stack_hash, pid, 0))
+
+    def read(self) -> tuple[Batch, NDArray[np.void]]:
+        """(stacks, waits) that are ready. A wait's stacks come before it or with it."""
+        with self._lock:
+            if self._closed:
+                return batch_of(np.zeros(0, np.uint64), np.zeros(0, np.int64)), np.zeros(0, WAIT_RECORD)
+            words, starts = self._ring.read()
+        family = (words[starts + _FAMILY_WORD] >> np.uint64(16) & np.uint64(0xFF)).astype(np.uint8)
+        stacks = batch_of(words, starts[family == FAMILY_WAIT_STACK])
+        at = starts[family == FAMILY_WAIT][:, None] + np.arange(WAIT_RECORD.itemsize // 8)
+        waits = (
+            np.ascontiguousarray(words[at]).view(WAIT_RECORD)[:, 0] if len(at) else np.zeros(0, WAIT_RECORD)
+        )
+        return stacks, waits
+
+    def running_waits(self) -> tuple[NDArray[np.void], NDArray[np.uint64]]:
+        """(the waits that last at this moment, as records without the time of their end; the tasks that
+        wait).
+        """
+        values = b""
+        with self._lock, suppress(OSError):  # before 5.6: such a wait is seen when it ends
+            if self._attached:
+                values = syscalls.map_values(self._maps["waits"], 8, _WAIT_STATE.itemsize, MAX_THREADS)
+        states = np.frombuffer(values, _WAIT_STATE)
+        states = states[(states["extra"] > 0) & (states["extra"] == states["out_ns_again"])]
+        found = np.zeros(len(states), WAIT_RECORD)
+        for name in WAIT_RECORD.names or ():
+            found[name] = states[name]
+        return found, states["task"].copy()

@@ -1,0 +1,150 @@
+"""The source of waits: decides whose waits are followed and has the kernel side do it. The rows are made by
+the stack reader (wait_reader.py).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from gpuprof.sampler.stack_reader import StackReader
+from gpuprof.sampler.wait_reader import WaitReader
+from gpuprof.sampler.wait_targets import Targets
+from gpuprof.snapshots.errors import GpuprofError
+from gpuprof.snapshots.frames import SourceStatus
+
+LOOK_S = 1.0
+FIRST_LOOKS_S = 0.1  # until the stack reader runs
+DEFAULT_THRESHOLD_NS = 1_000_000
+LOSSES = ("wait_ring_full", "wait_conflicts", "wait_threads_full", "tracked_full")
+NOTHING = "no process uses a GPU, and none was picked"
+HINT = "start the workload with: gpuprof-tui run -- CMD, or the sampler with --offcpu-pid PID or --offcpu-all"
+
+
+@dataclass(frozen=True, slots=True)
+class Picks:
+    """What the user asked for. `parents`: processes whose descendants are meant, but not themselves."""
+
+    pids: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    everything: bool = False
+    threshold_ns: int = DEFAULT_THRESHOLD_NS
+
+
+class OffCpu:
+    """Waits of the processes that matter. Nothing is raised out of its thread.
+
+    `stacks`: the stack reader, None as long as, or when, there is none; `stacks_start`: whether there will be
+    one in a moment; `gpu_pids`: the processes on a GPU now.
+    """
+
+    def __init__(
+        self,
+        stacks: Callable[[], StackReader | None],
+        stacks_start: Callable[[], bool],
+        gpu_pids: Callable[[], Collection[int]],
+        picks: Picks,
+    ) -> None:
+        self._stacks = stacks
+        self._stacks_start = stacks_start
+        self._gpu_pids = gpu_pids
+        self._picks = picks
+        self._targets: Targets | None = None
+        self._tracks: WaitReader | None = None
+        self._counters: dict[str, int] = {}
+        self._state, self._reason, self._hint = "starting", "", ""
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin to look for processes."""
+        self._thread = threading.Thread(target=self._run, name="offcpu", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Follow no more waits."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(5)
+            self._thread = None
+
+    def status(self) -> SourceStatus:
+        """State and counts so far."""
+        reader = self._tracks
+        return SourceStatus(
+            name="offcpu", state=self._state, reason=self._reason, hint=self._hint,
+            lost=sum(self._counters.get(name, 0) for name in LOSSES),
+            invalid=reader.invalid if reader is not None else 0,
+            truncated=reader.truncated if reader is not None else 0,
+            samples=reader.rows if reader is not None else 0,
+        )  # fmt: skip
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                self.look()
+                self._stop.wait(FIRST_LOOKS_S if self._state == "starting" else LOOK_S)
+            self._state = "off"
+        except Exception as error:  # noqa: BLE001 - a fault here must not end the sampler, and must be seen
+            traceback.print_exc(file=sys.stderr)
+            self._state, self._reason, self._hint = "failed", f"{error!r}", "please report it"
+        finally:
+            if self._tracks is not None:
+                self._tracks.programs.stop()
+
+    def look(self) -> None:
+        """Find out whom to follow, and have it done; once a second."""
+        stacks = self._stacks()
+        if stacks is None:
+            if self._state != "failed" and not self._stacks_start():
+                self._state, self._reason = "off", "CPU stacks are off, and with them the stacks of waits"
+                self._hint = ""
+            return
+        if self._tracks is not stacks.waits:
+            self._tracks = stacks.waits
+            self._targets = Targets(stacks.waits.programs.track, os.getpid())
+        if self._state == "failed":
+            return
+        assert self._targets is not None
+        wanted = set(self._picks.pids) | set(self._gpu_pids()) | stacks.injected_pids()
+        if wanted or self._picks.parents or self._picks.everything:
+            try:
+                self._begin(stacks)
+            except GpuprofError as error:
+                self._state, self._reason, self._hint = "failed", error.message, error.hint
+                return
+            for pid in self._targets.want(wanted, self._picks.parents):
+                stacks.follow(pid)
+        elif stacks.waits.programs.running and not stacks.waits.programs.tracked():
+            stacks.waits.programs.stop()  # all have ended: switches cost nothing more
+        self._counters = stacks.counters()
+        self._describe(len(self._targets))
+
+    def _begin(self, stacks: StackReader) -> None:
+        if not stacks.waits.programs.running:
+            stacks.waits.programs.start(
+                self._picks.threshold_ns, track_all=self._picks.everything, own_pid=os.getpid()
+            )
+
+    def _describe(self, roots: int) -> None:
+        assert self._tracks is not None
+        gone = [pid for pid in self._picks.pids if not os.path.exists(f"/proc/{pid}")]
+        self._hint = ""
+        if self._picks.everything:
+            self._state, self._reason = "ok", "all processes"
+        elif self._tracks.programs.threshold_ns > self._picks.threshold_ns and self._tracks.programs.running:
+            least_ms = self._tracks.programs.threshold_ns / 1e6
+            self._state, self._reason = "degraded", f"so many that those under {least_ms:g} ms are sampled"
+        elif not roots and not self._tracks.programs.tracked():
+            self._state, self._reason, self._hint = "off", NOTHING, HINT
+            if gone:
+                self._reason = f"there is no process {', '.join(map(str, gone))}, and no other uses a GPU"
+        else:
+            self._state, self._reason = "ok", ""
+            full = self._counters.get("wait_threads_full", 0) + self._counters.get("tracked_full", 0)
+            if full:
+                self._state, self._reason = "degraded", "more processes or threads than can be followed"

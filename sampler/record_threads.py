@@ -1,0 +1,83 @@
+"""Which thread of which process each record of a batch is of: each thread is looked up once."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuprof.bpf.records import Batch
+from gpuprof.sampler.process_follower import ProcessFollower
+from gpuprof.sampler.process_stacks import ProcessStacks
+
+_MULTIPLIERS = [np.uint64(secrets.randbits(64) | 1) for _ in range(5)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordThreads:
+    """Threads, as distinct (process, thread id, name); of each the index of one record, and its process."""
+
+    first: list[int]
+    processes: list[ProcessStacks]
+    of_record: NDArray[np.int64]  # of each record, the index of its thread here
+
+
+def find_threads(batch: Batch, follower: ProcessFollower) -> RecordThreads:
+    """The threads of a batch that is not empty. Their processes are looked up, and have been seen now."""
+    name = np.ascontiguousarray(batch.comm).view(np.uint64).reshape(-1, 2)
+    key = name[:, 0] * _MULTIPLIERS[0]
+    columns: tuple[NDArray[Any], ...] = (name[:, 1], batch.pid, batch.tid, batch.start_ns)
+    for column, multiplier in zip(columns, _MULTIPLIERS[1:], strict=True):
+        key += column.astype(np.uint64) * multiplier
+    order = np.argsort(key, kind="stable")
+    key = key[order]
+    begin = np.flatnonzero(np.concatenate([[True], key[1:] != key[:-1]]))
+    times = batch.time_ns[order]
+    earliest, latest = np.minimum.reduceat(times, begin).tolist(), np.maximum.reduceat(times, begin).tolist()
+    counts = np.diff(begin, append=len(order))
+    of_record = np.empty(len(order), np.int64)
+    of_record[order] = np.repeat(np.arange(len(begin)), counts)
+    first = order[begin]
+    processes: list[ProcessStacks] = []
+    split: list[int] = []
+    pids, starts, uids = batch.pid[first].tolist(), batch.start_ns[first].tolist(), batch.uid[first].tolist()
+    comms = batch.comm[first].tolist()
+    for n, (pid, start_ns) in enumerate(zip(pids, starts, strict=True)):
+        process = follower.get(pid, start_ns, earliest[n], uid=uids[n], comm=comms[n])
+        process.last_seen_ns = latest[n]
+        processes.append(process)
+        if process.gone_ns is None and earliest[n] >= process.since_ns:
+            continue
+        later = follower.get(pid, start_ns, latest[n], uid=uids[n], comm=comms[n])
+        if later is not process:  # it became another program in between
+            later.last_seen_ns = latest[n]
+            split.append(n)
+    found = first.tolist()
+    for n in split:
+        _split(batch, follower, n, (found, processes, of_record))
+    return RecordThreads(found, processes, of_record)
+
+
+def _split(
+    batch: Batch,
+    follower: ProcessFollower,
+    thread: int,
+    threads: tuple[list[int], list[ProcessStacks], NDArray[np.int64]],
+) -> None:
+    """Make threads of their own of those records of `thread` that are of what its process became later."""
+    first, processes, of_record = threads
+    groups: dict[int, tuple[ProcessStacks, list[int]]] = {}
+    for at in np.flatnonzero(of_record == thread).tolist():
+        process = follower.get(
+            int(batch.pid[at]), int(batch.start_ns[at]), int(batch.time_ns[at]),
+            uid=int(batch.uid[at]), comm=bytes(batch.comm[at]),
+        )  # fmt: skip
+        groups.setdefault(id(process), (process, []))[1].append(at)
+    for process, own in groups.values():
+        if process is not processes[thread]:
+            of_record[own] = len(first)
+            first.append(own[-1])
+            processes.append(process)

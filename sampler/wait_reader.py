@@ -1,0 +1,166 @@
+"""Reads the waits of tracked threads from the kernel side, joins them with their stacks and adds the rows to
+the history. Driven by the stack reader's thread, whose names of frames it shares.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuprof.bpf.wait_programs import WaitPrograms
+from gpuprof.sampler.frame_ids import FrameIds
+from gpuprof.sampler.launch_stacks import ThreadIds
+from gpuprof.sampler.process_follower import ProcessFollower
+from gpuprof.sampler.stack_resolver import StackResolver
+from gpuprof.sampler.wait_rows import LastingWaits, Threshold, WaitRows, rows_of
+from gpuprof.sampler.wait_stacks import WaitStacks
+from gpuprof.snapshots.frames import NO_THREAD, WaitKind
+from gpuprof.snapshots.history import History
+from gpuprof.snapshots.tables import Tables
+
+LASTING_NS = 10**9  # how often waits that last are looked at
+GONE_NS = 60 * 10**9  # a wait that lasts longer is looked at whether its thread is still there
+LOOKED_AT_ONCE = 50
+CUT_BEHIND_NS = 1_000_000  # a piece ends so long ago that a wake just before is known
+
+
+class WaitReader:
+    """Rows of waits into `history`. tick() by one thread; the counts from any."""
+
+    def __init__(
+        self,
+        history: History,
+        programs: WaitPrograms,
+        follower: ProcessFollower,
+        resolver: StackResolver,
+        threads: ThreadIds,
+    ) -> None:
+        self.programs = programs
+        self.rows = self.invalid = 0
+        self._history = history
+        self._follower = follower
+        self._threads = threads
+        self._stacks = WaitStacks(programs, resolver)
+        self._lasting = LastingWaits()
+        self._threshold = Threshold()
+        self._next_lasting_ns = self._turn = 0
+
+    @property
+    def truncated(self) -> int:
+        """Rows whose stack is not complete or not known."""
+        return self._stacks.truncated + self._stacks.not_kept
+
+    def tick(self, now_ns: int, ids: Callable[[], FrameIds]) -> None:
+        """Add what is ready. `ids`: the frame ids of now, in a new generation of tables where the old one was
+        full.
+        """
+        if not self.programs.begun:
+            return
+        lasting = self.programs.running and now_ns >= self._next_lasting_ns
+        # What lasts is looked at first: a wait that ends after that comes with the next records.
+        running, tasks = self.programs.running_waits() if lasting else (None, None)
+        batch, waits = self.programs.read()
+        try:
+            self._stacks.tidy(ids())
+            if self.programs.running:
+                threshold_ns = self._threshold.next(len(waits), now_ns, self.programs.threshold_ns)
+                if threshold_ns != self.programs.threshold_ns:
+                    self.programs.set_threshold(threshold_ns)
+            if len(batch):
+                self._stacks.take(batch, ids())
+            if len(waits):
+                ends = waits["time_ns"].copy()
+                self._add(waits, ends, rows_of(waits, ends, self._lasting.end(waits)), ids)
+            if running is not None and tasks is not None:
+                self._next_lasting_ns = now_ns + LASTING_NS
+                self._forget_gone(running, tasks, now_ns)
+                self._add_lasting(running, waits, ids)
+        except (ValueError, IndexError, KeyError, OverflowError):
+            # What cannot be understood is counted and left out; what comes next may be fine.
+            if not self.invalid:
+                traceback.print_exc(file=sys.stderr)
+            self.invalid += len(waits)
+
+    def _add_lasting(
+        self, running: NDArray[np.void], ended: NDArray[np.void], ids: Callable[[], FrameIds]
+    ) -> None:
+        over = set(zip(ended["tid"].tolist(), ended["extra"].tolist(), strict=True))
+        last = np.array(
+            [key not in over for key in zip(running["tid"].tolist(), running["extra"].tolist(), strict=True)],
+            bool,
+        )
+        now_ns = time.monotonic_ns() - CUT_BEHIND_NS
+        waits, starts = self._lasting.due(running[last], now_ns)
+        ends = np.full(len(waits), now_ns, np.uint64)
+        self._add(waits, ends, rows_of(waits, ends, starts), ids)
+
+    def _forget_gone(self, running: NDArray[np.void], tasks: NDArray[np.uint64], now_ns: int) -> None:
+        """A thread that ended while nothing was followed has left its wait; a few are looked at each time."""
+        old = np.flatnonzero(running["extra"] + np.uint64(GONE_NS) < now_ns)
+        if len(old):
+            self._turn = (self._turn + LOOKED_AT_ONCE) % len(old)
+        for index in np.roll(old, -self._turn)[:LOOKED_AT_ONCE].tolist():
+            if not os.path.exists(f"/proc/{running['pid'][index]}/task/{running['tid'][index]}"):
+                self.programs.forget_task(int(tasks[index]))
+
+    def _add(
+        self,
+        waits: NDArray[np.void],
+        ends: NDArray[np.uint64],
+        rows: WaitRows,
+        ids: Callable[[], FrameIds],
+    ) -> None:
+        self.invalid += rows.invalid
+        if not len(rows):
+            return
+        with self._history.lock:
+            frame_ids = ids()
+            tables = self._history.tables
+            records = waits[rows.of]
+            stack, by_thread = self._stacks.ids_of(records, rows.kind == WaitKind.RUNNABLE, tables, frame_ids)
+            thread = self._threads_of(
+                tables, records["pid"], records["tid"], records["start_ns"], records["comm"], records["uid"],
+                rows.end_ns,
+            )  # fmt: skip
+            waker = np.full(len(records), NO_THREAD, np.uint32)
+            woken = records[by_thread]
+            waker[by_thread] = self._threads_of(
+                tables, woken["waker_pid"], woken["waker_tid"], woken["waker_start_ns"], woken["waker_comm"],
+                woken["uid"], rows.end_ns[by_thread],
+            )  # fmt: skip
+            self._history.add_waits(
+                rows.start_ns, rows.end_ns, thread, stack, waker, rows.weight, rows.kind, tables=tables
+            )
+        self.rows += len(rows)
+
+    def _threads_of(  # noqa: PLR0917
+        self,
+        tables: Tables,
+        pid: NDArray[np.uint32],
+        tid: NDArray[np.uint32],
+        start_ns: NDArray[np.uint64],
+        comm: NDArray[np.bytes_],
+        uid: NDArray[np.uint32],
+        time_ns: NDArray[np.uint64],
+    ) -> NDArray[np.uint32]:
+        """The id of each thread; distinct ones are looked up once."""
+        keys = np.zeros(len(pid), [("pid", "<u4"), ("tid", "<u4"), ("start_ns", "<u8"), ("comm", "S16")])
+        keys["pid"], keys["tid"], keys["start_ns"], keys["comm"] = pid, tid, start_ns, comm
+        _, first, inverse = np.unique(keys.view(f"V{keys.itemsize}"), return_index=True, return_inverse=True)
+        found = np.zeros(len(first), np.uint32)
+        for n in np.argsort(first).tolist():  # by time: of two names of a thread the later one stays
+            index = int(first[n])
+            name = bytes(comm[index])
+            process = self._follower.get(
+                int(pid[index]), int(start_ns[index]), int(time_ns[index]),
+                uid=int(uid[index]), comm=name,
+            )  # fmt: skip
+            process.last_seen_ns = max(process.last_seen_ns, int(time_ns[index]))
+            found[n] = self._threads.get(tables, process, int(tid[index]), name)
+        return found[inverse.reshape(-1)]

@@ -1,0 +1,255 @@
+"""Stacks of waits: what a thread did when it was switched out, what it waited for, and what its waker did.
+
+Frames come once every few seconds for each stack; waits carry hashes (bpf/wait_programs.py). The stack of a
+row is the host stack, a frame that names the wait, and, where the waker is known, a frame that names it and
+its own frames.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuprof.bpf.records import Batch
+from gpuprof.bpf.wait_programs import NOT_IN_SYSCALL, ON_INTERRUPT_STACK, WaitPrograms
+from gpuprof.sampler.frame_ids import FrameIds
+from gpuprof.sampler.stack_resolver import StackResolver
+from gpuprof.sampler.wait_kinds import cause_of_wake, is_tracing, kind_of_wait
+from gpuprof.snapshots.frames import FrameKind
+from gpuprof.snapshots.names import clean
+from gpuprof.snapshots.tables import Tables
+
+MAX_STACKS = 1 << 14  # kept twice: those in use, and those of before
+MAX_NEW_STACKS = 2000  # named in one batch; the frames of the others are asked for again
+MAX_WITH_WAKER = 1 << 14  # rows' stacks of one generation that go on into the waker's frames
+MAX_ROW_STACKS = 1 << 15
+RENAMED_AT_ONCE = 500
+NOT_KEPT = "[stack not kept]"  # the record with its frames was lost; it comes again
+_NUMBERED = re.compile(r"[-_/:#]\w?\d.*$|\d{3,}$")
+
+Key = tuple[int, int, int]  # pid, start of the process, hash
+
+
+@dataclass(slots=True, eq=False)
+class KnownStack:
+    """Frame ids of `ids`, root first, without what belongs to the taking of the stack; the last `n_kernel`
+    are of the kernel, whose names and binaries are kept innermost first.
+    """
+
+    frames: tuple[int, ...]
+    n_kernel: int
+    names: tuple[str, ...]
+    binaries: tuple[str, ...]
+    complete: bool
+    ids: FrameIds
+
+    def in_ids(self, ids: FrameIds) -> tuple[int, ...]:
+        """The same frames in a new set of ids, which replaces the old one."""
+        if self.ids is not ids:
+            described = [self.ids.describe(frame) for frame in self.frames]
+            self.frames = tuple(
+                ids.get(name, file, binary, kind, line=line) for name, file, binary, kind, line in described
+            )
+            self.ids = ids
+        return self.frames
+
+
+@dataclass(slots=True, eq=False)
+class _RowStack:
+    """The stack of a row in the tables of one generation."""
+
+    host: KnownStack | None
+    waker: KnownStack | None
+    generation: int
+    table_id: int
+    by_process: bool  # the thread that ran at the wake is the one that woke
+
+
+class WaitStacks:
+    """Stacks by hash, and the stacks of rows. Not thread-safe."""
+
+    def __init__(self, programs: WaitPrograms, resolver: StackResolver) -> None:
+        self.truncated = self.not_kept = 0  # waits
+        self._programs = programs
+        self._resolver = resolver
+        self._stacks: dict[Key, KnownStack] = {}
+        self._before: dict[Key, KnownStack] = {}
+        self._row_stacks: dict[bytes, _RowStack] = {}
+        self._ids: FrameIds | None = None
+        self._old: list[KnownStack] = []  # of an old set of ids
+        self._with_waker, self._generation = 0, -1
+
+    def take(self, batch: Batch, ids: FrameIds) -> None:
+        """Name the stacks of a batch."""
+        part = _first(batch, MAX_NEW_STACKS)
+        resolved = self._resolver.resolve(part)
+        keys = zip(part.pid.tolist(), part.start_ns.tolist(), part.extra.tolist(), strict=True)
+        for key, stack in zip(keys, resolved.stacks, strict=True):
+            found = _cut(stack.frames, stack.complete, ids)
+            known = self.find(key)
+            if known is None or known.in_ids(ids) != found.frames:
+                self._put(key, found)
+
+    def tidy(self, ids: FrameIds) -> None:
+        """Let go of an old set of frame ids, a few stacks at a time; call it now and then."""
+        if self._ids is not ids:
+            self._ids = ids
+            self._old = [*self._stacks.values(), *self._before.values()]
+            self._row_stacks.clear()
+        for stack in self._old[-RENAMED_AT_ONCE:]:
+            stack.in_ids(ids)
+        del self._old[-RENAMED_AT_ONCE:]
+
+    def find(self, key: Key) -> KnownStack | None:
+        """The stack of a process with a hash, None when its frames have not come."""
+        found = self._stacks.get(key)
+        if found is None and (found := self._before.get(key)) is not None:
+            self._put(key, found)
+        return found
+
+    def _put(self, key: Key, stack: KnownStack) -> None:
+        if len(self._stacks) >= MAX_STACKS:
+            self._before, self._stacks = self._stacks, {}
+        self._stacks[key] = stack
+
+    def ids_of(
+        self, waits: NDArray[np.void], runnable: NDArray[np.bool_], tables: Tables, ids: FrameIds
+    ) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
+        """(the stack of each row, whether its waker is a thread): `waits` are the records that the rows
+        belong to, `runnable` whether a row is of the time that the thread was ready. To be called under the
+        history's lock with its tables.
+        """
+        if tables.generation != self._generation:
+            self._generation, self._with_waker = tables.generation, 0
+        keys = np.zeros(len(waits), _ROW_KEY)
+        for name in _FROM_RECORD:
+            keys[name] = waits[name]
+        keys["woken"] = waits["waker_comm"] != b""
+        keys["runnable"] = runnable
+        _, first, inverse, counts = np.unique(
+            keys.view(f"V{_ROW_KEY.itemsize}"), return_index=True, return_inverse=True, return_counts=True
+        )
+        found = [
+            self._row_stack(keys[index], count, tables, ids)
+            for index, count in zip(first.tolist(), counts.tolist(), strict=True)
+        ]
+        of_row = inverse.reshape(-1)
+        stacks = np.array([stack.table_id for stack in found], np.uint32)
+        return stacks[of_row], np.array([stack.by_process for stack in found], bool)[of_row]
+
+    def _row_stack(self, row: np.void, count: int, tables: Tables, ids: FrameIds) -> _RowStack:
+        pid, hashed = int(row["pid"]), int(row["stack"])
+        host = self.find((pid, int(row["start_ns"]), hashed))
+        waker = None
+        if row["waker_stack"]:
+            waker = self.find((int(row["waker_pid"]), int(row["waker_start_ns"]), int(row["waker_stack"])))
+        if host is None:
+            self.not_kept += count
+            if hashed:
+                self._programs.resend_stack(pid, hashed)
+        elif not host.complete:
+            self.truncated += count
+        key = row.tobytes()
+        known = self._row_stacks.get(key)
+        if (
+            known is not None
+            and known.generation == tables.generation
+            and known.host is host
+            and known.waker is waker
+        ):
+            return known
+        shown = waker
+        if waker is not None and self._with_waker >= MAX_WITH_WAKER:
+            shown = KnownStack((), 0, waker.names, waker.binaries, True, ids)
+        frames, by_process = frames_of_row(row, host, shown, ids)
+        self._with_waker += waker is not None
+        if len(self._row_stacks) >= MAX_ROW_STACKS:
+            self._row_stacks.clear()
+        table_id = tables.stack(ids.to_tables(tables, frames).tolist())
+        found = _RowStack(host, waker, tables.generation, table_id, by_process)
+        self._row_stacks[key] = found
+        return found
+
+
+_ROW_KEY = np.dtype(
+    [
+        ("pid", "<u4"),
+        ("syscall", "<i4"),
+        ("start_ns", "<u8"),
+        ("stack", "<u8"),
+        ("waker_stack", "<u8"),
+        ("waker_start_ns", "<u8"),
+        ("waker_pid", "<u4"),
+        ("waker_comm", "S16"),
+        ("waker_flags", "<u4"),
+        ("woken", "<u4"),
+        ("runnable", "<u4"),
+    ]
+)
+_FROM_RECORD = [name for name in _ROW_KEY.names or () if name not in {"woken", "runnable"}]
+
+
+def frames_of_row(
+    row: np.void, host: KnownStack | None, waker: KnownStack | None, ids: FrameIds
+) -> tuple[list[int], bool]:
+    """(the frame ids of a row's stack, root first, whether its waker is a thread). `row`: _ROW_KEY."""
+    names, binaries = (host.names, host.binaries) if host is not None else ((), ())
+    runnable = bool(row["runnable"])
+    kind = kind_of_wait(names, int(row["syscall"]), runnable=runnable, binaries=binaries)
+    unknown = [ids.get(NOT_KEPT, "", "", FrameKind.UNKNOWN)]
+    frames = unknown if host is None else list(host.in_ids(ids))
+    frames.append(ids.get(kind, "", "", FrameKind.WAIT))
+    if runnable or not row["woken"]:
+        return frames, False
+    flags = int(row["waker_flags"])
+    cause = cause_of_wake(
+        waker.names if waker is not None else (),
+        idle=not row["waker_pid"],
+        on_interrupt_stack=bool(flags & ON_INTERRUPT_STACK),
+        in_syscall=not flags & NOT_IN_SYSCALL,
+    )
+    name = cause or stable_name(bytes(row["waker_comm"]))
+    frames.append(ids.get(f"woken by {name}", "", "", FrameKind.WAIT))
+    if cause is None and waker is not None:
+        found = waker.in_ids(ids)
+        # How a process's system call wakes is no news; a kernel thread has nothing else.
+        user = found[: len(found) - waker.n_kernel]
+        frames += user or found
+    return frames, cause is None
+
+
+def stable_name(comm: bytes) -> str:
+    """A thread's name without the number that tells it from others of its kind, so that they are one row."""
+    name = clean(comm, 64)
+    return _NUMBERED.sub("", name) or name
+
+
+def _cut(frames: tuple[int, ...], complete: bool, ids: FrameIds) -> KnownStack:
+    """Without the innermost frames that belong to how the stack was taken."""
+    names: list[str] = []
+    binaries: list[str] = []
+    end = at = len(frames)
+    while at:
+        name, _, binary, kind, _ = ids.describe(frames[at - 1])
+        if kind != FrameKind.KERNEL_SPACE:
+            break
+        at -= 1
+        if not names and is_tracing(name):
+            end = at
+        else:
+            names.append(name)
+            binaries.append(binary)
+    return KnownStack(frames[:end], end - at, tuple(names), tuple(binaries), complete, ids)
+
+
+def _first(batch: Batch, count: int) -> Batch:
+    if len(batch) <= count:
+        return batch
+    columns: dict[str, Any] = {
+        name: getattr(batch, name)[:count] for name in Batch.__dataclass_fields__ if name != "words"
+    }
+    return replace(batch, **columns)

@@ -1,0 +1,135 @@
+"""Key a of the process table: it asks, has the parent attach, and says how that went, or what to type."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+
+from gpuprof.tui import control
+from gpuprof.tui.app import GpuprofApp
+from gpuprof.tui.control_client import ControlClient
+from gpuprof.tui.process_rows import ProcessRow
+from gpuprof.tui.screens.confirm import ConfirmScreen
+from gpuprof.tui.screens.main import MainScreen
+from gpuprof.tui.transports import SocketTransport
+
+ROW = ProcessRow(4711, 0, "ada", "train[/x]", 50.0, 2**30, 100.0, False)
+
+
+@pytest.fixture
+def parent() -> Iterator[tuple[socket.socket, ControlClient]]:
+    ours, theirs = control.pair()
+    yield ours, ControlClient(theirs.detach())
+    ours.close()
+
+
+async def until(pilot: Pilot[Any], condition: Callable[[], bool]) -> None:
+    for _ in range(200):
+        await pilot.pause(0.02)
+        if condition():
+            return
+    raise AssertionError(notes(pilot.app))
+
+
+def notes(app: Any) -> str:
+    return "\n".join(str(note.message) for note in app._notifications)
+
+
+async def asked(sock: socket.socket) -> control.Packet:
+    for _ in range(500):
+        packet = control.receive(sock)
+        if packet is not None:
+            return packet
+        await asyncio.sleep(0.01)
+    raise AssertionError("nothing was asked")
+
+
+def table_of(app: GpuprofApp) -> MainScreen:
+    screen = app.screen_stack[0]
+    assert isinstance(screen, MainScreen)
+    return screen
+
+
+async def press_a(app: GpuprofApp, pilot: Pilot[Any], row: ProcessRow) -> None:
+    screen = table_of(app)
+    await until(pilot, lambda: app.session.model.hello is not None)
+    screen._last_process_ns = 1 << 62  # the rows below are what is shown
+    screen.table.set_rows([row])
+    screen.set_focus(screen.table)
+    await pilot.pause()
+    await pilot.press("a")
+    await pilot.pause()
+
+
+async def test_it_asks_then_attaches(
+    node_socket: tuple[Any, str], parent: tuple[socket.socket, ControlClient]
+) -> None:
+    app = GpuprofApp(SocketTransport(path=node_socket[1]), control=parent[1])
+    async with app.run_test(notifications=True, size=(160, 40)) as pilot:
+        await press_a(app, pilot, ROW)
+        assert isinstance(app.screen, ConfirmScreen)
+        await pilot.press("n")
+        await pilot.pause()
+        assert control.receive(parent[0]) is None
+        await press_a(app, pilot, ROW)
+        await pilot.press("y")
+        packet = await asked(parent[0])
+        assert (packet.op, packet.fields) == ("attach", {"pid": "4711"})
+        control.send(parent[0], "attached", message="pid 4711 is ready")
+        await until(pilot, lambda: "train[/x] (pid 4711) has loaded the library" in notes(app))
+        assert app.attaching.refused == {}
+
+
+async def test_a_refusal_is_told_and_stays_in_the_table(
+    node_socket: tuple[Any, str], parent: tuple[socket.socket, ControlClient]
+) -> None:
+    app = GpuprofApp(SocketTransport(path=node_socket[1]), control=parent[1])
+    async with app.run_test(notifications=True, size=(160, 40)) as pilot:
+        await press_a(app, pilot, ROW)
+        await pilot.press("enter")
+        await asked(parent[0])
+        control.send(parent[0], "refused", request="attach", message="gdb debugs it", hint="let it go")
+        await until(pilot, lambda: "gdb debugs it" in notes(app))
+        assert "let it go" in notes(app)
+        assert app.attaching.refused == {4711: "gdb debugs it"}
+
+
+async def test_without_a_parent_it_shows_the_command(node_socket: tuple[Any, str]) -> None:
+    app = GpuprofApp(SocketTransport(path=node_socket[1]))
+    async with app.run_test(notifications=True, size=(160, 40)) as pilot:
+        await press_a(app, pilot, ROW)
+        await until(pilot, lambda: "sudo gpuprof-tui attach 4711" in notes(app))
+        assert not isinstance(app.screen, ConfirmScreen)
+
+
+async def test_a_recorded_process_needs_nothing(node_socket: tuple[Any, str]) -> None:
+    app = GpuprofApp(SocketTransport(path=node_socket[1]))
+    async with app.run_test(notifications=True, size=(160, 40)) as pilot:
+        await press_a(app, pilot, ProcessRow(7, 0, None, None, None, None, None, True))
+        await until(pilot, lambda: "pid 7 is recorded already" in notes(app))
+
+
+@pytest.mark.parametrize("size", [(160, 40), (40, 12)])
+async def test_what_the_table_shows(node_socket: tuple[Any, str], size: tuple[int, int]) -> None:
+    app = GpuprofApp(SocketTransport(path=node_socket[1]))
+    async with app.run_test(size=size) as pilot:
+        screen = table_of(app)
+        await pilot.pause()
+        screen._last_process_ns = 1 << 62
+        rows = [
+            ProcessRow(1, 0, "u", "recorded", None, 3.0, None, True),
+            ProcessRow(2, 0, "u", "plain", None, 2.0, None, False),
+            ProcessRow(3, 0, "u", "taken", None, 1.0, None, False, "kineto\x1b is there"),
+        ]
+        screen.table.set_rows(rows)
+        lines = [screen.table._line(row, 100).strip(100, screen.table.base_style).text for row in rows]
+        assert "●" in lines[0]
+        assert " a " in lines[1]
+        assert " ! " in lines[2]
+        assert "taken  kineto" in lines[2]
+        assert "\x1b" not in lines[2]

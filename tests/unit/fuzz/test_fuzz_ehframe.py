@@ -1,0 +1,215 @@
+"""Hostile .eh_frame sections: the C parser under the address and undefined-behaviour sanitizers, in bounded
+memory, and with the same result as the Python parser.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import shutil
+import struct
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpuprof.bpf import ehframe
+from gpuprof.bpf.ehframe import EhFrameError
+from gpuprof.bpf.ehframe_python import build_rows_in_python
+from gpuprof.sampler.elf import ElfFile
+
+HERE = Path(__file__).parent
+BPF_FOLDER = Path(ehframe.__file__).resolve().parent
+RANGES = [(0x1000, 0x9000), (0x20000, 0x200000)]
+STATUS = {words: number for number, words in ehframe.STATUS_WORDS.items()}
+CASES = 1500
+TOGETHER = 250  # cases for one run of the program
+PARSER_MB = 400  # beside the sanitizer's own: what MAX_ROWS and MAX_RULES allow
+
+
+@pytest.fixture(scope="session")
+def program(tmp_path_factory: pytest.TempPathFactory) -> str:
+    compiler = shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    path = str(tmp_path_factory.mktemp("fuzz") / "ehframe")
+    options = ["-std=c11", "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    source = str(HERE / "ehframe_main.c")
+    done = subprocess.run(
+        [compiler, *options, f"-I{BPF_FOLDER}", "-o", path, source],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "cannot find" in done.stderr and "san" in done.stderr:
+        pytest.skip("this compiler has no sanitizers")
+    assert done.returncode == 0, done.stderr
+    return path
+
+
+def uleb(value: int) -> bytes:
+    out = bytearray()
+    while True:
+        out.append(value & 0x7F | (0x80 if value > 0x7F else 0))
+        value >>= 7
+        if not value:
+            return bytes(out)
+
+
+def number(rng: random.Random) -> int:
+    return rng.choice(
+        (0, 1, 2, 6, 7, 8, 16, 63, 64, 127, 128, 0x7FFFFFFF, 1 << 32, (1 << 64) - 1, rng.getrandbits(9))
+    )
+
+
+def block(rng: random.Random) -> bytes:
+    plt = bytes((0x77, 0x08, 0x80, 0x00, 0x3F, 0x1A, 0x3B, 0x2A, 0x33, 0x24, 0x22))
+    body = rng.choice(
+        (
+            plt,
+            b"\x77\x08",
+            b"\x76\x78\x06",
+            b"\x76\x10\x06\x23\x08",
+            b"\x06" * 5,
+            rng.randbytes(rng.randrange(12)),
+            b"",
+        )
+    )
+    return uleb(rng.choice((len(body), len(body), len(body) + 9, number(rng)))) + body
+
+
+def instructions(rng: random.Random) -> bytes:
+    """Some call frame instructions, mostly well-formed."""
+    out = b""
+    for _ in range(rng.randrange(24)):
+        op = rng.choice((*range(0x17), 0x2E, 0x41, 0x48, 0x7F, 0x86, 0x90, 0xC6, 0xD0, 0x1C, 0x3F))
+        out += bytes((op,))
+        if op >> 6 == 2 or op in (0x06, 0x07, 0x08, 0x0D, 0x0E, 0x13, 0x2E):
+            out += uleb(number(rng))
+        elif op in (0x05, 0x09, 0x0C, 0x11, 0x12, 0x14, 0x15):
+            out += uleb(number(rng)) + uleb(number(rng))
+        elif op == 0x0F:
+            out += block(rng)
+        elif op in (0x10, 0x16):
+            out += uleb(number(rng)) + block(rng)
+        elif op == 0x01:
+            out += struct.pack("<i", rng.randrange(-300, 3000))
+        elif op in (0x02, 0x03, 0x04):
+            out += rng.randbytes(1 << (op - 2))
+    return out
+
+
+def entry(body: bytes, rng: random.Random) -> bytes:
+    length = rng.choice((len(body),) * 20 + (len(body) + 1, len(body) - 1, 0, 0xFFFFFFFE, 3)) & 0xFFFFFFFF
+    if rng.random() < 0.05:
+        return struct.pack("<IQ", 0xFFFFFFFF, rng.choice((length, (1 << 64) - 1))) + body
+    return struct.pack("<I", length) + body
+
+
+def generated(rng: random.Random) -> tuple[bytes, int]:
+    """A section of CIEs and FDEs made to order, and its address."""
+    address = rng.choice((0x400000, 0, 0x1000, (1 << 64) - 64))
+    section = b""
+    cies: list[int] = []
+    for _ in range(rng.randrange(1, 30)):
+        if not cies or rng.random() < 0.2:
+            cies.append(len(section))
+            letters = rng.choice((b"zR", b"zR", b"zPLR", b"zRS", b"", b"eh", b"zQ"))
+            data = bytes(
+                (rng.choice((0x1B, 0x1B, 0x03, 0x00, 0x0B, 0x04, 0x01, 0x9B, 0x33)),)
+            ) + rng.randbytes(12)
+            head = bytes((rng.choice((1, 1, 3, 4, 0)),)) + letters + b"\0"
+            head += uleb(rng.choice((1, 1, 4, 0, 0xFFFF, number(rng)))) + bytes(
+                (rng.choice((0x78, 0x7C, 1, 0)), 16)
+            )
+            head += uleb(rng.choice((1, len(data), 200))) + data if letters[:1] == b"z" else b""
+            section += entry(struct.pack("<I", 0) + head + b"\x0c\x07\x08\x90\x01" + instructions(rng), rng)
+            continue
+        back = len(section) + 4 - rng.choice((*cies, rng.randrange(len(section) + 8)))
+        begin = rng.choice((0x1000, 0x20000)) + rng.randrange(0x7000)
+        own = address + len(section) + 8
+        relative = (begin - own) & 0xFFFFFFFF
+        body = struct.pack("<II", back & 0xFFFFFFFF, relative)
+        body += struct.pack("<I", rng.choice((16, 64, 0, 0x7FFFFFFF, rng.randrange(4096))))
+        section += entry(body + rng.choice((b"\0", uleb(number(rng)))) + instructions(rng), rng)
+    return section + rng.choice((b"", b"\0\0\0\0")), address
+
+
+def case(rng: random.Random, fuzz: Any, real: bytes) -> tuple[bytes, int]:
+    kind = rng.random()
+    if kind < 0.1:
+        return fuzz.mutate(real, rng), 0x400000
+    section, address = generated(rng)
+    if kind < 0.6:
+        section = fuzz.mutate(section, rng)
+    return section, address
+
+
+def limits() -> None:
+    """Of the program: no core file, bounded CPU time."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CPU, (60, 60))
+
+
+def run(program: str, cases: list[tuple[int, bytes, int]]) -> list[str]:
+    """A line for each (seed, section, address)."""
+    text = b"".join(struct.pack("<IQ", len(section), address) + section for _, section, address in cases)
+    environment = {"ASAN_OPTIONS": f"hard_rss_limit_mb={PARSER_MB + 300}:allocator_may_return_null=1"}
+    done = subprocess.run(
+        [program], input=text, capture_output=True, env=environment, preexec_fn=limits, check=False
+    )
+    lines = done.stdout.decode().splitlines()
+    message = done.stderr.decode(errors="replace")[:3000]
+    assert done.returncode == 0, f"seed {cases[min(len(lines), len(cases) - 1)][0]} or later:\n{message}"
+    return lines
+
+
+def by_python(section: bytes, address: int) -> str:
+    """The line that the program prints, from the Python parser."""
+    try:
+        rows = build_rows_in_python(section, address, RANGES)
+    except EhFrameError as error:
+        return f"{STATUS[str(error)]}"
+    digest = 0xCBF29CE484222325
+    for array in (rows.rows, rows.page_starts, rows.rules):
+        for byte in np.ascontiguousarray(array).tobytes():
+            digest = (digest ^ byte) * 0x100000001B3 & (1 << 64) - 1
+    return f"0 {len(rows.rows)} {rows.fde_count} {digest:016x}"
+
+
+def real_section() -> bytes:
+    """A part of libc's."""
+    path = next(
+        line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/libc" in line
+    )
+    with ElfFile(os.open(path, os.O_RDONLY)) as elf:
+        location = elf.eh_frame()
+        assert location is not None
+        return elf.read(location[0], min(location[1], 6000))
+
+
+def test_the_parsers_on_hostile_sections(program: str, fuzz: Any) -> None:
+    real = real_section()
+    batch: list[tuple[int, bytes, int]] = []
+    outcomes = set()
+
+    def check() -> None:
+        for (seed, section, address), line in zip(batch, run(program, batch), strict=True):
+            outcomes.add(line)
+            if seed % 3 == 0:  # the Python parser is slow, its work on these is bounded all the same
+                with fuzz.watched(seed):
+                    expected = by_python(section, address)
+                    assert line == expected or line.split()[0] == expected != "0"
+        batch.clear()
+
+    for seed in fuzz.seeds(CASES):
+        batch.append((seed, *case(random.Random(seed), fuzz, real)))
+        if len(batch) == TOGETHER:
+            check()
+    if batch:
+        check()
+    assert len(outcomes) > 200
+    assert {line.split()[0] for line in outcomes} >= {"0", "4"}

@@ -1,0 +1,158 @@
+"""The source of waits: whom it follows, and what it says when it follows nobody."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+
+from gpuprof.sampler.offcpu import OffCpu, Picks
+from gpuprof.sampler.stack_reader import StackReader
+from gpuprof.snapshots.errors import GpuprofError
+from gpuprof.snapshots.frames import SourceStatus
+
+
+class Programs:
+    def __init__(self, problem: str = "") -> None:
+        self.problem = problem
+        self.running = False
+        self.threshold_ns, self.track_all = 0, False
+        self.own: set[int] | None = None  # what the kernel side tracks, where it is not `pids`
+        self.pids: dict[int, int] = {}
+
+    def start(self, threshold_ns: int, *, track_all: bool, own_pid: int) -> None:
+        if self.problem:
+            raise GpuprofError(self.problem, "a hint")
+        assert own_pid == os.getpid()
+        self.running, self.threshold_ns, self.track_all = True, threshold_ns, track_all
+
+    def stop(self) -> None:
+        self.running = False
+
+    def track(self, pid: int, how: int) -> bool:
+        self.pids[pid] = how
+        return True
+
+    def tracked(self) -> set[int]:
+        return set(self.pids) if self.own is None else self.own
+
+
+class Stacks:
+    def __init__(self, problem: str = "") -> None:
+        self.programs = Programs(problem)
+        self.waits = SimpleNamespace(programs=self.programs, rows=5, invalid=1, truncated=2)
+        self.injected: set[int] = set()
+        self.followed: list[int] = []
+        self.lost = {"wait_ring_full": 3, "ring_full": 100}
+
+    def status(self) -> SourceStatus:
+        return SourceStatus("cpu", "ok")
+
+    def follow(self, pid: int) -> None:
+        self.followed.append(pid)
+
+    def injected_pids(self) -> set[int]:
+        return self.injected
+
+    def counters(self) -> dict[str, int]:
+        return self.lost
+
+
+def source(stacks: Stacks | None, picks: Picks = Picks(), gpu: set[int] | None = None) -> OffCpu:  # noqa: B008
+    return OffCpu(lambda: stacks, lambda: False, lambda: gpu or set(), picks)  # type: ignore[arg-type, return-value]
+
+
+def test_the_fake_is_like_the_stack_reader() -> None:
+    assert isinstance(Stacks(), StackReader)
+
+
+def test_without_a_gpu_and_a_pick_it_is_off_and_says_what_would_switch_it_on() -> None:
+    stacks = Stacks()
+    made = source(stacks)
+    made.look()
+    status = made.status()
+    assert (status.state, status.reason) == ("off", "no process uses a GPU, and none was picked")
+    assert "--offcpu-pid" in status.hint
+    assert not stacks.programs.running
+
+
+def test_a_process_on_a_gpu_is_followed_as_soon_as_there_is_one() -> None:
+    stacks, gpu = Stacks(), set[int]()
+    made = source(stacks, Picks(threshold_ns=5), gpu)
+    made.look()
+    gpu.add(os.getppid())
+    made.look()
+    assert stacks.programs.running
+    assert stacks.programs.threshold_ns == 5
+    assert os.getppid() in stacks.programs.pids
+    assert os.getppid() in stacks.followed
+    assert os.getpid() not in stacks.programs.pids  # the sampler itself
+    status = made.status()
+    assert (status.state, status.samples, status.lost, status.invalid, status.truncated) == ("ok", 5, 3, 1, 2)
+
+
+def test_injected_and_picked_processes_and_all() -> None:
+    stacks = Stacks()
+    stacks.injected = {1}
+    made = source(stacks, Picks(pids=(os.getppid(), 1 << 22)))
+    made.look()
+    assert {1, os.getppid()} <= set(stacks.programs.pids)
+    assert 1 << 22 not in stacks.programs.pids
+    everything = Stacks()
+    made = source(everything, Picks(everything=True))
+    made.look()
+    assert everything.programs.track_all
+    assert (made.status().state, made.status().reason) == ("ok", "all processes")
+
+
+def test_a_pick_that_is_not_there_is_said() -> None:
+    made = source(Stacks(), Picks(pids=(1 << 22,)))
+    made.look()
+    assert f"there is no process {1 << 22}" in made.status().reason
+
+
+def test_a_kernel_that_refuses_the_programs_is_a_reason_not_an_end() -> None:
+    made = source(Stacks("the kernel refused the BPF program wait_switch"), Picks(everything=True))
+    made.look()
+    made.look()
+    status = made.status()
+    assert (status.state, status.hint) == ("failed", "a hint")
+    assert "refused" in status.reason
+
+
+def test_without_cpu_stacks_there_are_none_of_waits() -> None:
+    made = source(None)
+    made.look()
+    assert made.status().state == "off"
+    assert "CPU stacks are off" in made.status().reason
+
+
+def test_more_than_can_be_followed_is_said() -> None:
+    stacks = Stacks()
+    stacks.lost = {"wait_threads_full": 1}
+    made = source(stacks, Picks(pids=(1,)))
+    made.look()
+    assert made.status().state == "degraded"
+
+
+def test_when_all_have_ended_switches_cost_nothing_more() -> None:
+    stacks, gpu = Stacks(), {1}
+    made = source(stacks, gpu=gpu)
+    made.look()
+    gpu.clear()
+    made.look()
+    assert stacks.programs.running  # it lives, though it uses the GPU no more
+    stacks.programs.own = set()
+    made.look()
+    assert not stacks.programs.running
+
+
+def test_a_threshold_that_had_to_be_raised_is_said() -> None:
+    stacks = Stacks()
+    made = source(stacks, Picks(pids=(1,), threshold_ns=1_000_000))
+    made.look()
+    stacks.programs.threshold_ns = 4_000_000
+    made.look()
+    assert (made.status().state, made.status().reason) == (
+        "degraded",
+        "so many that those under 4 ms are sampled",
+    )

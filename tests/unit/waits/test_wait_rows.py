@@ -1,0 +1,143 @@
+"""From waits to rows: intervals, weights, and waits that last."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuprof.bpf.wait_programs import WAIT_RECORD
+from gpuprof.sampler.wait_rows import MAX_WAITS_PER_S, LastingWaits, Threshold, rows_of
+from gpuprof.snapshots.frames import WaitKind
+
+MS = 10**6
+SECOND = 10**9
+
+
+def waits(*records: dict[str, Any]) -> NDArray[np.void]:
+    made = np.zeros(len(records), WAIT_RECORD)
+    made["weight"], made["threshold_ns"], made["state"] = 1, MS, 1
+    for index, record in enumerate(records):
+        for name, value in record.items():
+            made[name][index] = value
+    return made
+
+
+def rows(made: NDArray[np.void], from_ns: list[int] | None = None) -> list[tuple[int, int, int, int, float]]:
+    """(wait, kind, start, end, weight)"""
+    starts = None if from_ns is None else np.array(from_ns, np.uint64)
+    found = rows_of(made, made["time_ns"].copy(), starts)
+    return [
+        (int(of), int(kind), int(start), int(end), float(weight))
+        for of, kind, start, end, weight in zip(
+            found.of, found.kind, found.start_ns, found.end_ns, found.weight, strict=True
+        )
+    ]
+
+
+def test_a_wait_is_blocked_until_the_wake_and_ready_from_then_on() -> None:
+    made = waits({"extra": 10 * MS, "woken_ns": 60 * MS, "time_ns": 61 * MS})
+    assert rows(made) == [
+        (0, WaitKind.BLOCKED, 10 * MS, 60 * MS, 1.0),
+        (0, WaitKind.RUNNABLE, 60 * MS, 61 * MS, 1.0),
+    ]
+
+
+def test_a_preempted_thread_was_ready_all_the_time() -> None:
+    made = waits({"extra": 10 * MS, "time_ns": 14 * MS, "state": 0})
+    assert rows(made) == [(0, WaitKind.RUNNABLE, 10 * MS, 14 * MS, 1.0)]
+
+
+def test_a_wake_that_was_not_seen_leaves_one_row() -> None:
+    made = waits(
+        {"extra": 10 * MS, "time_ns": 14 * MS},
+        {"extra": 20 * MS, "time_ns": 24 * MS, "woken_ns": 9 * MS},  # of an earlier wait: not this one's
+    )
+    assert rows(made) == [
+        (0, WaitKind.BLOCKED, 10 * MS, 14 * MS, 1.0),
+        (1, WaitKind.BLOCKED, 20 * MS, 24 * MS, 1.0),
+    ]
+
+
+def test_weights_are_the_reciprocals_of_the_chances() -> None:
+    made = waits(
+        {"extra": MS, "time_ns": MS + 250_000},
+        {"extra": 3 * MS, "time_ns": 3 * MS + 250_000, "weight": 3},
+        {"extra": 5 * MS, "time_ns": 10 * MS, "weight": 3},
+        {"extra": 20 * MS, "time_ns": 20 * MS + 10, "threshold_ns": 0},
+    )
+    assert [weight for *_, weight in rows(made)] == [4.0, 12.0, 3.0, 1.0]
+
+
+def test_sums_are_unbiased_below_the_threshold() -> None:
+    """The kernel side's rule (offcpu.bpf.h), played with its own kind of random numbers."""
+    random = np.random.default_rng(1)
+    duration = random.integers(1000, 2 * MS, 200_000)
+    bar = (MS * random.integers(0, 1 << 32, len(duration))) >> 32
+    sent = duration >= bar
+    made = np.zeros(int(sent.sum()), WAIT_RECORD)
+    made["weight"], made["threshold_ns"], made["state"], made["extra"] = 1, MS, 1, SECOND
+    made["time_ns"] = SECOND + duration[sent]
+    found = rows_of(made, made["time_ns"].copy())
+    total = float(((found.end_ns - found.start_ns).astype(np.float64) * found.weight).sum())
+    # Of each wait below the threshold the estimate is MS with chance d / MS: variance d * (MS - d).
+    below = duration[duration < MS].astype(np.float64)
+    deviation = float((below * (MS - below)).sum() ** 0.5)
+    assert abs(total - duration.sum()) < 4.5 * deviation
+    assert len(made) < len(duration) * 0.8
+
+
+def test_what_cannot_be_is_counted_and_left_out() -> None:
+    made = waits({"extra": 0, "time_ns": 5}, {"extra": 10, "time_ns": 5}, {"extra": 1, "time_ns": 1 << 62})
+    found = rows_of(made, made["time_ns"].copy())
+    assert len(found) == 0
+    assert found.invalid == 3
+
+
+def test_a_wait_that_lasts_is_written_in_pieces_and_no_instant_twice() -> None:
+    lasting = LastingWaits()
+    sleeper = waits({"tid": 7, "extra": 100 * SECOND})
+    written: list[tuple[int, int]] = []
+    for now in range(100, 121):
+        due, starts = lasting.due(sleeper, now * SECOND)
+        written += [(int(start) // SECOND, now) for start in starts]
+        assert len(due) == len(starts)
+    assert written[0] == (100, 101)
+    assert all(one[1] == next_one[0] for one, next_one in itertools.pairwise(written))
+    assert all(end - start <= 5 for start, end in written)
+    # It wakes: the rest of it is written, from where the last piece ended.
+    sleeper["time_ns"], sleeper["woken_ns"] = 122 * SECOND, 121 * SECOND + 999 * MS
+    found = rows(sleeper, lasting.end(sleeper).tolist())
+    assert found[0][1:4] == (WaitKind.BLOCKED, written[-1][1] * SECOND, 121 * SECOND + 999 * MS)
+    assert found[1][1] == WaitKind.RUNNABLE
+
+
+def test_the_next_wait_of_a_thread_is_not_the_one_before() -> None:
+    lasting = LastingWaits()
+    assert len(lasting.due(waits({"tid": 7, "extra": 10 * SECOND}), 12 * SECOND)[0]) == 1
+    after = waits({"tid": 7, "extra": 13 * SECOND, "time_ns": 14 * SECOND})
+    assert lasting.end(after).tolist() == [0]
+    assert len(lasting.due(after, 13 * SECOND + 1)[0]) == 0
+    assert len(lasting) == 0  # what lasts no more is forgotten
+
+
+def test_the_threshold_follows_what_the_reader_can_do() -> None:
+    threshold = Threshold()
+    now, current = 0, MS
+    seen = []
+    for count in [0] + [2 * MAX_WAITS_PER_S] * 3 + [MAX_WAITS_PER_S // 2] * 2 + [0] * 4:
+        current = threshold.next(count, now, current)
+        seen.append(current // MS)
+        now += SECOND
+    assert seen == [1, 2, 4, 8, 8, 8, 4, 2, 1, 1]
+    assert threshold.next(10 * MAX_WAITS_PER_S, now, MS) == 2 * MS
+    assert threshold.next(10 * MAX_WAITS_PER_S, now + 1000, 2 * MS) == 2 * MS  # not so soon again
+
+
+def test_a_threshold_of_nothing_is_raised_and_comes_back() -> None:
+    threshold = Threshold()
+    threshold.next(0, 0, 0)
+    assert threshold.next(MAX_WAITS_PER_S * 2, SECOND, 0) == 100_000
+    assert threshold.next(0, 2 * SECOND, 100_000) == 0
