@@ -6,9 +6,9 @@ n_user user words and n_python pairs of words, innermost frame first.
 - A kernel word is a return address; the first one is exact.
 - A user word: the low 47 bits are the program counter (the first one exact, the others return addresses:
   subtract 1 to look them up, unless the frame before is where a signal handler returns to); bit 47 says that
-  the frame was found by scanning the stack, and is a guess; the high 16 bits are how far the frame's stack
-  pointer is above that of the frame before, in 8-byte words (0xffff: that far or farther, or below). The
-  first frame's stack pointer is `sp0`.
+  the frame was found by scanning the stack, and is a guess (only in records with SCANNED); the high 16 bits
+  are how far the frame's stack pointer is above that of the frame before, in 8-byte words (0xffff: that far
+  or farther, or below). The first frame's stack pointer is `sp0`.
 - A Python pair: word 0 has the address of the code object in its low 48 bits and the frame's owner byte in
   its high 8 bits. Owner: 0 up to 3.10, `is_entry` in 3.11, `owner` from 3.12 on, where 3 marks a shim frame,
   which has no code: the low 48 bits are then its own address, which lies on the C stack inside the native

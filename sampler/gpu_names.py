@@ -18,7 +18,8 @@ from gpuprof.snapshots.frames import FrameKind
 MAX_NAMES = 8192  # as names.h of the library; this id itself stands for all names after them
 MAX_NAME_BYTES = 4096
 MAX_PARTIAL = 64  # names of which some parts are missing
-MAX_CALLS = 256  # distinct API calls that wait
+MAX_CALLS = 256  # distinct API calls that wait, each stream that they wait for counted
+MAX_CALL_STREAMS = 128  # of them, those that name a stream; all others of a call are one
 GPU_BINARY = "[gpu]"
 WAIT_BINARY = "[cuda]"
 COMMUNICATION = ("nccl", "nvshmem", "rccl")  # kernels of such names wait for other devices
@@ -46,7 +47,9 @@ class NameTable:
         self._index = np.zeros(MAX_NAMES + 1, np.uint32)  # leaf by id; 0 is NAMELESS
         self._index[MAX_NAMES] = OTHER_INDEX
         self._by_name: dict[str, int] = {}
-        self._call: dict[int, int] = {}  # index in `calls` by id
+        self._call: dict[int, int] = {}  # index in `calls` by id, and the stream above its bits
+        self._call_by_name: dict[str, int] = {}
+        self._call_streams = 0
         self._communication: list[int] = []  # indices in `leaves`
         self._partial: dict[int, bytearray] = {}
 
@@ -97,19 +100,39 @@ class NameTable:
         """Which of these leaves communicate; None where the process has no such kernel."""
         return np.isin(leaves, self._communication) if self._communication else None
 
-    def call_index(self, ids: NDArray[np.uint32]) -> NDArray[np.uint32]:
-        """Index in `calls` of the name of each API call."""
-        known, place = np.unique(ids, return_inverse=True)
-        return np.array([self._call_of(number) for number in known.tolist()], np.uint32)[place.reshape(-1)]
+    def call_index(
+        self, ids: NDArray[np.uint32], streams: NDArray[np.uint32], has_stream: NDArray[np.bool_]
+    ) -> NDArray[np.uint32]:
+        """Index in `calls` of the name of each API call, with the stream that it waited for where it has one."""
+        keys = np.minimum(ids, MAX_NAMES).astype(np.uint64)
+        keys |= np.where(has_stream, streams.astype(np.uint64) + np.uint64(1), np.uint64(0)) << np.uint64(16)
+        known, place = np.unique(keys, return_inverse=True)
+        return np.array([self._call_of(key) for key in known.tolist()], np.uint32)[place.reshape(-1)]
 
-    def _call_of(self, number: int) -> int:
-        found = self._call.get(number)
+    def _call_of(self, key: int) -> int:
+        found = self._call.get(key)
         if found is None:
+            number, stream = key & 0xFFFF, (key >> 16) - 1
             index = int(self._index[number]) if number < MAX_NAMES else 0
-            if not index or len(self.calls) >= MAX_CALLS:
+            if not index:
                 return 0  # its name is not there, or not yet
-            found = self._call[number] = len(self.calls)
-            self.calls.append(self.leaves[index][0])
+            name = self.leaves[index][0]
+            if stream < 0:
+                return self._call_named(key, name)
+            if self._call_streams < MAX_CALL_STREAMS:
+                self._call_streams += 1
+                return self._call_named(key, f"{name} (stream {stream})")
+            found = self._call_named(-1 - number, f"{name} (other streams)")
+        return found
+
+    def _call_named(self, key: int, name: str) -> int:
+        found = self._call_by_name.get(name)
+        if found is None:
+            if len(self.calls) >= MAX_CALLS:
+                return 0
+            found = self._call_by_name[name] = len(self.calls)
+            self.calls.append(name)
+        self._call[key] = found
         return found
 
     @staticmethod

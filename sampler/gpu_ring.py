@@ -49,6 +49,7 @@ _COSTS_AT = 1280
 STATES = ("waiting", "recording", "detaching", "refused", "ended", "paused")
 
 KERNEL, MEMCPY, MEMSET, NAME_PART, CLOCK, WAIT, SPAN = 1, 2, 3, 4, 5, 6, 7
+WAIT_HAS_STREAM = 1  # in the flags of a wait
 
 WORK = np.dtype(
     [

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from gpuprof.sampler.gpu_clock import LIMIT
 from gpuprof.sampler.gpu_names import WAIT_BINARY, NameTable
+from gpuprof.sampler.gpu_ring import WAIT_HAS_STREAM
 from gpuprof.snapshots.frames import NO_THREAD, FrameKind, WaitKind
 from gpuprof.snapshots.gpu_records import Joined, LeafStacks
 from gpuprof.snapshots.history import History
@@ -37,7 +38,7 @@ def decode_waits(slots: NDArray[Any], names: NameTable) -> tuple[Columns, int]:
     invalid = len(slots) - int(np.count_nonzero(sound))
     slots = slots[sound] if invalid else slots
     columns: Columns = {name: slots[name] for name in _AS_THEY_ARE}
-    columns["leaf"] = names.call_index(slots["name"])
+    columns["leaf"] = names.call_index(slots["name"], slots["stream"], slots["flags"] == WAIT_HAS_STREAM)
     return columns, invalid
 
 

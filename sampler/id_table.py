@@ -40,9 +40,9 @@ class IdTable:
         """The value of each key, MISSING where there is none."""
         at = self._slots(keys)
         values = self._values[at]
-        unlike = self._unlike(keys, at)
-        if unlike.any():
-            self._probe(keys, at, np.flatnonzero(unlike), values)
+        left = np.flatnonzero(self._unlike(keys, at))
+        if len(left):
+            self._probe(keys, at, left, values)
         return values
 
     def add(self, values: NDArray[np.uint32], *keys: NDArray[np.uint64]) -> None:
@@ -56,8 +56,8 @@ class IdTable:
             # Of the keys that want the same free slot the last one gets it; the others see that below.
             for column, words in zip(self._keys, keys, strict=True):
                 column[here[free]] = words[left[free]]
-            self._count += len(np.unique(here[free]))
             own = ~self._unlike(tuple(words[left] for words in keys), here)
+            self._count += int(np.count_nonzero(own & free))
             self._values[here[own]] = values[left[own]]
             left = left[~own]
             if not len(left):

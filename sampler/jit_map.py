@@ -39,6 +39,7 @@ class JitMap:
         self._text = b""
         self._state: tuple[int, int, int] = (0, 0, 0)  # inode, size, mtime
         self._next_read_ns = 0
+        self.reads = 0  # how often the file was read
         self._start: NDArray[np.uint64] = np.zeros(0, np.uint64)
         self._end: NDArray[np.uint64] = np.zeros(0, np.uint64)
         self._span: NDArray[np.uint32] = np.zeros((0, 2), np.uint32)
@@ -81,6 +82,7 @@ class JitMap:
                 return False
             self._state = state
             self._parse(_read_all(fd, info.st_size))
+            self.reads += 1
             return True
         except OSError:
             return False

@@ -116,37 +116,34 @@ class KnownFrames:
             self._add(self._native, named, wanted & _ADDRESS)
         return values
 
-    def native(self, addresses: U64, numbers: U64, whose: I64, processes: Sequence[ProcessStacks]) -> U32:
-        """Frame ids of user addresses, with SIGNAL_RETURN. `numbers`: the native number, and `whose`: the
-        index in `processes`, of each one's process.
+    def native(self, keys: U64, owners: Callable[[I64], I64], processes: Sequence[ProcessStacks]) -> U32:
+        """Frame ids of user addresses, with SIGNAL_RETURN. `keys`: the addresses, with the native numbers of
+        their processes above ADDRESS_BITS; `owners`: the index in `processes` of the keys at some places.
         """
-        keys = numbers << _NUMBER_SHIFT
-        keys |= addresses & _ADDRESS
         values = self._native.find(keys)
         missing = np.flatnonzero(values == MISSING)
         if len(missing):
             wanted, first, same = np.unique(keys[missing], return_index=True, return_inverse=True)
             # By process, and in each by address, which is how they are named with least work.
-            owners = whose[missing[first]]
+            whose = owners(missing[first]).tolist()
             begin = [0, *(np.flatnonzero(np.diff(wanted >> _NUMBER_SHIFT)) + 1).tolist(), len(wanted)]
             frames: list[int] = []
             for low, high in itertools.pairwise(begin):
-                frames += processes[int(owners[low])].resolve_native((wanted[low:high] & _ADDRESS).tolist())
+                frames += processes[whose[low]].resolve_native((wanted[low:high] & _ADDRESS).tolist())
             named = np.array(frames, np.uint32)
             named[np.frombuffer(self._ids.roles, np.uint8)[named] == Role.SIGNAL_RETURN] |= SIGNAL_RETURN
             values[missing] = named[same]
             self._add(self._native, named, wanted)
         return values
 
-    def codes(
-        self, words: U64, details: U64, numbers: U64, whose: I64, processes: Sequence[ProcessStacks]
-    ) -> U32:
-        """ProcessStacks.resolve_code plus CODE_BASE, of Python frames that are no shims; `numbers`: the code
-        numbers.
+    def codes(self, words: U64, details: U64, owners: I64, processes: Sequence[ProcessStacks]) -> U32:
+        """ProcessStacks.resolve_code plus CODE_BASE, of Python frames that are no shims; `owners`: the index
+        in `processes` of each.
         """
+        numbers = np.array([process.code_number for process in processes], np.uint64)
         keys = (
-            words & _WORD | (numbers & _LOW) << _WORD_SHIFT,
-            details & _DETAIL | (numbers >> _BYTE) << _DETAIL_SHIFT,
+            words & _WORD | ((numbers & _LOW) << _WORD_SHIFT)[owners],
+            details & _DETAIL | ((numbers >> _BYTE) << _DETAIL_SHIFT)[owners],
         )
         values = self._codes.find(*keys)
         missing = np.flatnonzero(values == MISSING)
@@ -158,7 +155,7 @@ class KnownFrames:
                 [
                     processes[owner].resolve_code(word, detail) + CODE_BASE
                     for owner, word, detail in zip(
-                        whose[first].tolist(), words[first].tolist(), details[first].tolist(), strict=True
+                        owners[first].tolist(), words[first].tolist(), details[first].tolist(), strict=True
                     )
                 ],
                 np.uint32,

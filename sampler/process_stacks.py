@@ -61,6 +61,7 @@ class ProcessStacks:
         self._starts: list[int] = []
         self._biases: dict[int, int | None] = {}
         self._jit: JitMap | None = None
+        self._jit_reads = 0
         self._runtime = PLAIN
         self._codes: CodeReader | None = None
         self.reset(ids)
@@ -104,8 +105,11 @@ class ProcessStacks:
 
     def refresh_generated(self) -> None:
         """Name generated code anew when its perf map has changed."""
-        if self._jit is not None and self._volatile and self._jit.refresh():
-            self._forget_volatile()
+        if self._jit is not None and self._volatile:
+            self._jit.refresh()
+            if self._jit.reads != self._jit_reads:
+                self._jit_reads = self._jit.reads
+                self._forget_volatile()
 
     def remember(self, parts: Sequence[tuple[int, bytes]]) -> None:
         """Keep copies of memory that makes up code objects: (address, bytes)."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuprof.bpf.records import Batch
+from gpuprof.bpf.records import Batch, RecordFlag
 from gpuprof.sampler.frame_ids import FrameIds
 from gpuprof.sampler.known_frames import ADDRESS_BITS, CODE_BASE, SIGNAL_RETURN, KnownFrames
 from gpuprof.sampler.merge import UNKNOWN_DISTANCE
@@ -56,52 +56,55 @@ class StackParts:
     def _kernel(self, known: KnownFrames) -> U32:
         if not len(self.kernel):
             return np.zeros(0, np.uint32)
-        # A return address is looked up by the address before it; the innermost frame's is exact.
-        return known.kernel(self._batch.words[self.kernel.index] - (self.kernel.position > 0))
+        return known.kernel(_call_sites(self._batch.words[self.kernel.index], self.kernel))
 
     def _native(self, known: KnownFrames, ids: FrameIds) -> U32:
         spans = self.native
         if not len(spans):
             return np.zeros(0, np.uint32)
         words = self._batch.words[spans.index]
-        pc = words & _PC
-        whose = np.repeat(self._process_of, spans.count)
-        number_of = np.array([process.native_number for process in self._processes], np.uint64)
-        numbers = np.repeat(number_of[self._process_of], spans.count)
-        addresses = pc - (spans.position > 0)
-        found = known.native(addresses, numbers, whose, self._processes)
-        signals = found >= SIGNAL_RETURN
-        if signals.any():
-            at = np.flatnonzero(signals) + 1
+        keys = _call_sites(words & _PC, spans)
+        keys &= _PC
+        prefix = np.array([process.native_number << ADDRESS_BITS for process in self._processes], np.uint64)
+        keys |= np.repeat(prefix[self._process_of], spans.count)
+        found = known.native(keys, self._owners, self._processes)
+        if int(found.max()) >= SIGNAL_RETURN:
+            at = np.flatnonzero(found >= SIGNAL_RETURN) + 1
             at = at[at < len(spans)]
-            at = at[spans.position[at] > 0]  # what was interrupted, exactly there
-            found[at] = known.native(pc[at], numbers[at], whose[at], self._processes)
+            at = at[spans.position_of(at) > 0]  # what was interrupted, exactly there
+            exact = keys[at] & ~_PC | words[at] & _PC
+            found[at] = known.native(exact, lambda some: self._owners(at[some]), self._processes)
             found &= ~SIGNAL_RETURN
-        guessed = words & _GUESSED != 0
-        guessed &= spans.position > 0
-        if guessed.any():
-            at = np.flatnonzero(guessed) - 1
-            plain, same = np.unique(found[at], return_inverse=True)
-            marked = [ids.with_guessed_caller(frame) for frame in plain.tolist()]
-            found[at] = np.array(marked, np.uint32)[same]
+        if (self._batch.flags & np.uint8(RecordFlag.SCANNED)).any():
+            self._mark_guesses(words, found, ids)
         return found
+
+    def _owners(self, at: I64) -> I64:
+        """The process of each of these native frames."""
+        return self._process_of[self.native.run_of(at)]
+
+    def _mark_guesses(self, words: U64, found: U32, ids: FrameIds) -> None:
+        at = np.flatnonzero(words & _GUESSED)
+        at = at[self.native.position_of(at) > 0] - 1
+        plain, same = np.unique(found[at], return_inverse=True)
+        marked = [ids.with_guessed_caller(frame) for frame in plain.tolist()]
+        found[at] = np.array(marked, np.uint32)[same]
 
     def _codes(self, known: KnownFrames, complete: NDArray[np.bool_]) -> U32:
         spans, processes = self.python, self._processes
         if not len(spans):
             return np.zeros(0, np.uint32)
         words, details = self._batch.words[spans.index], self._batch.words[spans.index + 1]
-        whose = np.repeat(self._process_of, spans.count)
-        number_of = np.array([process.code_number for process in processes], np.uint64)
+        owners = np.repeat(self._process_of, spans.count)
         shims = words >> _OWNER_SHIFT == SHIM_OWNER
         if shims.any():
-            shims &= np.array([process.has_shims for process in processes])[whose]
+            shims &= np.array([process.has_shims for process in processes])[owners]
         at = np.flatnonzero(shims)
         if not len(at):
-            return known.codes(words, details, number_of[whose], whose, processes)
+            return known.codes(words, details, owners, processes)
         codes = np.full(len(spans), SHIM + CODE_BASE, np.uint32)
         rest = np.flatnonzero(~shims)
-        codes[rest] = known.codes(words[rest], details[rest], number_of[whose[rest]], whose[rest], processes)
+        codes[rest] = known.codes(words[rest], details[rest], owners[rest], processes)
         record = np.repeat(np.arange(len(spans.count)), spans.count)[at]
         self.hosts = np.zeros(len(spans), np.int64)
         self.hosts[at] = self._find_hosts(words[at] & _OWN_ADDRESS, record, complete)
@@ -116,7 +119,7 @@ class StackParts:
         if unknown.any():
             distance[unknown] = _FAR
             at = np.flatnonzero(unknown)[::-1]  # the first of each record is written last
-            usable[np.repeat(np.arange(len(spans.count)), spans.count)[at]] = spans.position[at]
+            usable[spans.run_of(at)] = spans.position_of(at)
         last = usable - (~complete | (usable < spans.count))
         place = np.zeros(len(spans) + 1, np.int64)
         np.cumsum(distance, out=place[1:])
@@ -130,3 +133,10 @@ class StackParts:
         found -= spans.begin[record]
         found[(above < 0) | (above >= 8 * _FAR) | (found < 1) | (found > last[record])] = 0
         return found
+
+
+def _call_sites(addresses: U64, spans: Spans) -> U64:
+    """A return address is looked up by the address before it; that of each innermost frame is exact."""
+    addresses -= np.uint64(1)
+    addresses[spans.heads] += np.uint64(1)
+    return addresses

@@ -166,19 +166,19 @@ class StackResolver:
         header |= batch.flags & np.uint8(RecordFlag.PYTHON_TRUNCATED)  # bit 1
         header |= records.by_host
         total = [header * weight for weight in self._weights[0]]
+        self._hash.reserve(2 * len(self._ids) + CODE_BASE)
         codes = self._hash.words_of(parts.codes)
         if parts.hosts is not None:
             for seed, more in enumerate(self._host_words):
                 codes[seed][:] += more[parts.hosts]
-        sequences = (
-            (parts.kernel, self._hash.words_of(parts.kernel_ids)),
-            (parts.native, self._hash.words_of(parts.native_ids)),
-            (parts.python, codes),
-        )
-        for weights, (spans, words) in zip(self._weights[1:4], sequences, strict=True):
-            if len(spans):
-                for seed, part in enumerate(self._hash.sums(words, spans)):
-                    total[seed] += part * weights[seed]
+        sums = [
+            self._hash.sums(self._hash.words_of(parts.kernel_ids), parts.kernel),
+            self._hash.sums(self._hash.words_of(parts.native_ids), parts.native),
+            self._hash.sums_by_place(codes, parts.python),
+        ]
+        for weights, part in zip(self._weights[1:4], sums, strict=True):
+            for seed in range(2):
+                total[seed] += part[seed] * weights[seed]
         return total[0], total[1]
 
     def _find(

@@ -8,6 +8,7 @@ its own frames.
 from __future__ import annotations
 
 import re
+from array import array
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,20 +41,21 @@ class KnownStack:
     are of the kernel, whose names and binaries are kept innermost first.
     """
 
-    frames: tuple[int, ...]
+    frames: array[int]
     n_kernel: int
     names: tuple[str, ...]
     binaries: tuple[str, ...]
     complete: bool
     ids: FrameIds
 
-    def in_ids(self, ids: FrameIds) -> tuple[int, ...]:
+    def in_ids(self, ids: FrameIds) -> array[int]:
         """The same frames in a new set of ids, which replaces the old one."""
         if self.ids is not ids:
             described = [self.ids.describe(frame) for frame in self.frames]
-            self.frames = tuple(
+            found = [
                 ids.get(name, file, binary, kind, line=line) for name, file, binary, kind, line in described
-            )
+            ]
+            self.frames = array("I", found)
             self.ids = ids
         return self.frames
 
@@ -164,7 +166,7 @@ class WaitStacks:
             return known
         shown = waker
         if waker is not None and self._with_waker >= MAX_WITH_WAKER:
-            shown = KnownStack((), 0, waker.names, waker.binaries, True, ids)
+            shown = KnownStack(array("I"), 0, waker.names, waker.binaries, True, ids)
         frames, by_process = frames_of_row(row, host, shown, ids)
         self._with_waker += waker is not None
         if len(self._row_stacks) >= MAX_ROW_STACKS:
@@ -243,7 +245,7 @@ def _cut(frames: tuple[int, ...], complete: bool, ids: FrameIds) -> KnownStack:
         else:
             names.append(name)
             binaries.append(binary)
-    return KnownStack(frames[:end], end - at, tuple(names), tuple(binaries), complete, ids)
+    return KnownStack(array("I", frames[:end]), end - at, tuple(names), tuple(binaries), complete, ids)
 
 
 def _first(batch: Batch, count: int) -> Batch:

@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from gpuprof.snapshots.gpu_tree import SUMMARY_SEPARATOR
 from gpuprof.snapshots.history import History
 from gpuprof.snapshots.names import clean, fit, width
 from gpuprof.snapshots.report_charts import gpu_charts, gpu_lines
+from gpuprof.snapshots.report_rates import rate_lines, rates_between
 from gpuprof.snapshots.simplify import Simplified, without_internals
 from gpuprof.snapshots.timerange import duration_text, parse_range, wall_text
 
@@ -43,13 +44,14 @@ _BAR = " ▏▎▍▌▋▊▉█"
 # ------------------------------------------------------------------------------------------------------- JSON
 
 
-def json_report(history: History, query: Query) -> dict[str, Any]:
+def json_report(history: History, query: Query, rates: Sequence[str] = ()) -> dict[str, Any]:
     """Return the report as a nested dictionary. Use json_text to write it: a deep tree is too deep for
-    json.dumps.
+    json.dumps. `rates`: names of kernels, functions and NVTX ranges whose work rates are wanted.
 
-    GpuprofError for a tree that was not recorded.
+    GpuprofError for a tree that was not recorded, or a name that did not occur.
     """
     tree = history.query(query)
+    found = rates_between(history, rates, query.start_ns, query.end_ns)
     nodes: list[dict[str, Any]] = []
     for row in trees.rows(tree):
         node: dict[str, Any] = {"name": row.name, "kind": row.kind.label}
@@ -78,6 +80,7 @@ def json_report(history: History, query: Query) -> dict[str, Any]:
         "root": nodes[0],
         "sources": [_source(source) for source in history.status.sources] if history.status else [],
         "summary": tree.summary,
+        **({"rates": found} if rates else {}),
     }
 
 
@@ -123,12 +126,18 @@ def _source(source: SourceStatus) -> dict[str, Any]:
 
 
 def text_report(
-    history: History, query: Query, *, columns: int | None = None, internals: bool = False
+    history: History,
+    query: Query,
+    *,
+    columns: int | None = None,
+    internals: bool = False,
+    rates: Sequence[str] = (),
 ) -> str:
     """Return the report as text of at most `columns` cells a line (None: the terminal's, or 100 without one).
 
     Rows below half a percent are summed; rows of the Python interpreter itself are left out, unless
-    `internals` asks for them. GpuprofError for a tree that was not recorded.
+    `internals` asks for them. `rates`: as of json_report. GpuprofError for a tree that was not recorded, or a
+    name that did not occur.
     """
     columns = max(columns or _terminal_columns(), 40)
     tree = history.query(replace(query, min_fraction=max(query.min_fraction, TEXT_MIN_FRACTION)))
@@ -139,6 +148,7 @@ def text_report(
         lines.append(
             f"hidden    {simplified.hidden:,} rows of the Python interpreter (--internals shows them)"
         )
+    lines += rate_lines(rates_between(history, rates, query.start_ns, query.end_ns))
     lines += gpu_lines(history, query.start_ns, query.end_ns)
     lines = [part for line in lines for part in _wrapped(line, columns)]
     lines += gpu_charts(history, query.start_ns, query.end_ns, columns)

@@ -67,12 +67,14 @@ class Wanted:
 @dataclass(frozen=True, slots=True)
 class Counted:
     """What was found: the name (of a loop, the range that was chosen), the number of occurrences in all, its
-    standard error (0: exact), and why there is no answer, where there is none.
+    standard error (0: exact), how much of the time was recorded, and why there is no answer, where there is
+    none.
     """
 
     name: str
     total: float = 0.0
     error: float = 0.0
+    recorded_ns: int = 0
     reason: str = ""
 
 

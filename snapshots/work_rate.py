@@ -40,7 +40,8 @@ from gpuprof.snapshots.work_frames import (
 if TYPE_CHECKING:
     from gpuprof.snapshots.history import History
 
-LOOK_BACK_NS = 60 * 10**9  # for the occurrence with which the first window begins
+LOOK_BACK_NS = (2 * 10**9, 60 * 10**9)  # for the occurrence with which the first window begins, step by step
+ENOUGH_BEFORE = 5  # occurrences before the range, so that the usual interval is known
 QUIET_NS = (
     2 * 10**9
 )  # without an occurrence for so long, and for QUIET_TIMES the usual interval: nothing is done
@@ -113,12 +114,18 @@ def kind_of(frame: int) -> WorkKind | None:
 
 
 def windows(
-    work: Occurrences, start_ns: int, end_ns: int, window_ns: int, *, unrecorded: Spans = EMPTY
+    work: Occurrences,
+    start_ns: int,
+    end_ns: int,
+    window_ns: int,
+    *,
+    asked_ns: int = 0,
+    unrecorded: Spans = EMPTY,
 ) -> Windows:
     """Return the windows that end in [start_ns, end_ns), of about `window_ns` where the work is frequent.
 
     `work`: what ended before `end_ns`, from before the start on, as far as it is known; none of it in
-    `unrecorded` time.
+    `unrecorded` time. `asked_ns`: until then nothing more will come, where that is later than `end_ns`.
     """
     end, total = work.end_ns, np.concatenate([[0.0], np.cumsum(work.weight)])
     noise = np.concatenate([[0.0], np.cumsum(work.weight * (work.weight - 1))])
@@ -127,7 +134,7 @@ def windows(
         return Windows(none, none, none, none, none)
     last = np.flatnonzero(np.append(np.diff(end // window_ns) > 0, True))
     edge = end[last]
-    if edge[-1] // window_ns * window_ns + window_ns > end_ns:  # there may be more to come in its cell
+    if (edge[-1] // window_ns + 1) * window_ns > max(end_ns, asked_ns):  # more may come in its cell
         last, edge = last[:-1], edge[:-1]
     begin, until, number = edge[:-1], edge[1:], last
     count = total[number[1:] + 1] - total[number[:-1] + 1]
@@ -188,14 +195,19 @@ def _one(history: History, rows: _Read, wanted: Wanted) -> tuple[Counted, Window
         return Counted(wanted.name, reason="no GPU work was recorded here"), nothing
     if end_ns <= start_ns:
         return Counted(wanted.name), nothing
-    low_ns = max(start_ns - LOOK_BACK_NS, 0)
-    parts = list(fold.by_tables(rows.of("ranges" if in_ranges else "gpu_work", low_ns, end_ns)))
     if wanted.kind == WorkKind.LOOP:
+        low_ns = max(start_ns - LOOK_BACK_NS[-1], 0)
+        parts = fold.by_tables(rows.of("ranges", low_ns, end_ns))
         name = _loop([_ranges_by_name(view, blocks, low_ns, end_ns) for view, blocks in parts])
         if name is None:
             return Counted("", reason="no NVTX range came round regularly"), nothing
         wanted = replace(wanted, kind=WorkKind.RANGE.value, name=name)
-    work = _joined([_occurrences(view, blocks, wanted, low_ns, end_ns) for view, blocks in parts])
+    for look_back_ns in LOOK_BACK_NS:
+        low_ns = max(start_ns - look_back_ns, 0)
+        parts = fold.by_tables(rows.of("ranges" if in_ranges else "gpu_work", low_ns, end_ns))
+        work = _joined([_occurrences(view, blocks, wanted, low_ns, end_ns) for view, blocks in parts])
+        if np.count_nonzero(work.end_ns < start_ns) >= ENOUGH_BEFORE:
+            break
     unrecorded = _unrecorded(history, work.pids, low_ns, end_ns)
     outside = unrecorded.holds(work.end_ns)
     if outside.any():
@@ -203,8 +215,10 @@ def _one(history: History, rows: _Read, wanted: Wanted) -> tuple[Counted, Window
     window_ns = max(wanted.window_ns, LEAST_WINDOW_NS, -(-(end_ns - start_ns) // (MAX_WINDOWS - 2)))
     inside = work.weight[work.end_ns >= start_ns]
     error = float(np.sqrt((inside * (inside - 1)).sum()))
-    counted = Counted(wanted.name, float(inside.sum()), error)
-    return counted, windows(work, start_ns, end_ns, window_ns, unrecorded=unrecorded)
+    recorded_ns = end_ns - start_ns - unrecorded.clipped(start_ns, end_ns).total_ns
+    counted = Counted(wanted.name, float(inside.sum()), error, recorded_ns)
+    found = windows(work, start_ns, end_ns, window_ns, asked_ns=wanted.end_ns, unrecorded=unrecorded)
+    return counted, found
 
 
 def _occurrences(

@@ -112,6 +112,13 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument(
         "--pid", type=int, action="append", default=[], help="only this process (may be repeated)"
     )
+    report.add_argument(
+        "--rate",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="how often a second this kernel, NVTX range, or launch under this function was done",
+    )
     report.add_argument("--by-thread", action="store_true", help="a row for each thread")
     report.add_argument(
         "--scale",

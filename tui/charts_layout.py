@@ -92,13 +92,14 @@ class Placed:
 class Focus:
     """What the charts are about.
 
-    The devices (one, or all of them) and the processes, each with its colour.
+    The devices (one, or all of them), the processes, each with its colour, and the names of work rates.
     """
 
     gpus: tuple[GpuFacts, ...]
     all_gpus: bool
     names: Mapping[int, str]
     colors: Mapping[int, int]
+    rates: Mapping[int, str]
 
     def process_label(self, pid: int) -> str:
         return clean(self.names.get(pid) or "pid", 64)
@@ -125,11 +126,12 @@ def plan_charts(
     names: Mapping[int, str],
     since_ns: int = 0,
     line_count: int = 10,
+    rates: Mapping[int, str] | None = None,
 ) -> list[Chart]:
     """The charts that the series give, most important first.
 
     `selected`: UUID of the device to show, None for all. `since_ns`: processes without readings after it are
-    left out.
+    left out. `rates`: names of what is counted, by the number of the series of `work_rate_hz`.
     """
     shown = [gpu for gpu in gpus if selected is None or gpu.uuid == selected] or list(gpus)
     focus = Focus(
@@ -137,6 +139,7 @@ def plan_charts(
         all_gpus=len(shown) > 1,
         names=names,
         colors=process_colors(store, line_count),
+        rates=rates or {},
     )
     charts = [
         _utilization(store, focus, since_ns),
@@ -145,6 +148,8 @@ def plan_charts(
         _temperature(store, focus),
         _pcie(store, focus),
         _work(store, focus),
+        *_work_rates(store, focus),
+        _kernel_rate(store, focus),
         _activity(store, focus),
         _cores(store),
         _clocks(store, focus),
@@ -366,6 +371,23 @@ def _work(store: SeriesStore, focus: Focus) -> Chart | None:
         for metric in WORK_METRICS
     )
     return Chart("work", "GPU work", "work", "", lines, style=Style.WORK, weight=1.0) if lines else None
+
+
+def _work_rates(store: SeriesStore, focus: Focus) -> list[Chart]:
+    """A chart for each kernel, function or range that is counted."""
+    keys = [key for key in store.subjects("work_rate_hz") if key[3] in focus.rates]
+    return [
+        Chart(
+            f"rate {key[3]}", "work rate", "rate", "/s",
+            (Line(key, clean(focus.rates[key[3] or 0], 200), 5, "/s", fill=True),),
+        )
+        for key in sorted(keys, key=lambda key: key[3] or 0)
+    ]  # fmt: skip
+
+
+def _kernel_rate(store: SeriesStore, focus: Focus) -> Chart | None:
+    lines = _gpu_lines(store, focus, "kernel_rate_hz", "/s", fill=True, label="all kernels")
+    return Chart("kernels", "kernels", "kern", "/s", tuple(lines), weight=0.8) if lines else None
 
 
 def _cores(store: SeriesStore) -> Chart | None:

@@ -162,9 +162,9 @@ def _report(options: argparse.Namespace) -> int:
         pids=options.pid, by_thread=options.by_thread, scaled=options.scale,
     )  # fmt: skip
     if options.json:
-        print(json_text(json_report(history, query)))
+        print(json_text(json_report(history, query, options.rate)))
     else:
-        print(text_report(history, query, internals=options.internals))
+        print(text_report(history, query, internals=options.internals, rates=options.rate))
     return 0
 
 

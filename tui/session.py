@@ -10,8 +10,10 @@ from collections.abc import Callable
 from gpuprof.snapshots.errors import FrameError
 from gpuprof.snapshots.frames import Failure, Tree
 from gpuprof.snapshots.simplify import without_internals
-from gpuprof.tui.link import Link, LinkState
+from gpuprof.snapshots.work_frames import Rates
+from gpuprof.tui.link import FETCH_IDS_FROM, Link, LinkState
 from gpuprof.tui.model import Model
+from gpuprof.tui.rate_feed import IDS_FROM, RateFeed
 from gpuprof.tui.transports import Transport
 from gpuprof.tui.tree_feed import TreeFeed
 
@@ -24,6 +26,7 @@ class Session:
         self.transport = transport
         self.model = Model()
         self.feed = TreeFeed()
+        self.rates = RateFeed(self.model.store)
         self.link = Link(transport, self.model, self._on_answer, self._on_state)
         self.tree: Tree | None = None  # as it is shown
         self.internals = False  # whether rows of the Python interpreter itself are shown
@@ -103,8 +106,21 @@ class Session:
         query = self.feed.due(time.monotonic_ns(), self.model.now_ns, self.file_span)
         if query is not None and not await self.link.send(query):
             self.feed.restart()
+        if self.gpu_time_available:
+            await self._ask_rates()
 
-    def _on_answer(self, answer: Tree | Failure) -> None:
+    async def _ask_rates(self) -> None:
+        now_ns, pinned = self.model.now_ns, self.feed.pinned
+        question = self.rates.due(time.monotonic_ns(), now_ns, self.file_span, pinned)
+        if question is not None and not await self.link.send(question):
+            self.rates.restart()
+
+    def _on_answer(self, answer: Tree | Rates | Failure) -> None:
+        if isinstance(answer, Rates) or IDS_FROM <= answer.id < FETCH_IDS_FROM:
+            assert not isinstance(answer, Tree)
+            self.rates.accept(answer)
+            self._on_news()
+            return
         if not self.feed.accept(answer.id):
             return
         if isinstance(answer, Tree):
@@ -119,6 +135,7 @@ class Session:
     def _on_state(self, state: LinkState) -> None:
         if state.state == "open":
             self.feed.restart()
+            self.rates.restart()
             if self.transport.span is not None:
                 self.model.newest_ns = self.transport.span[1]
         self.link_changed = True

@@ -37,7 +37,7 @@ def with_unit(value: float | None, unit: str) -> str:
     """A value with its unit: "72 %", "38.2 GiB", "1.24 GB/s"; "–" for a missing one."""
     if value is None or not math.isfinite(value):
         return "–"
-    if unit in ("B/s", "B"):
+    if unit in ("B/s", "B", "/s"):
         text = prefixed(value)
         prefix = text[-1] if text[-1].isalpha() else ""
         return f"{text.removesuffix(prefix)} {prefix}{unit}"
@@ -51,7 +51,7 @@ def with_unit(value: float | None, unit: str) -> str:
 
 def tick(value: float, unit: str) -> str:
     """A value for the axis: short, without its unit."""
-    return prefixed(value) if unit in ("B/s", "B") else number(value)
+    return prefixed(value) if unit in ("B/s", "B", "/s") else number(value)
 
 
 def nice_ceiling(value: float) -> float:

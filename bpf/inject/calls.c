@@ -136,7 +136,19 @@ static void enter(const struct cupti_callback_data *call, enum call_class class)
 /* Whether a copy is one that returns when it is done; the others do so only when they took long. */
 static int blocks(const char *name) { return name && strncmp(name, "cuMemcpy", 8) == 0 && !strstr(name, "Async"); }
 
-static void waited(const struct cupti_callback_data *call, enum call_class class, uint64_t entered, uint64_t epoch, int probed)
+/* Of a call that waits for one stream: which, as the records number it. A handle is asked about only after the driver has accepted it. */
+static void note_stream(const struct cupti_callback_data *call, uint32_t cbid, struct ring_slot *slot)
+{
+    const int *result = call->return_value;
+    const struct cuda_stream_params *params = call->params;
+    uint8_t per_thread = cbid == CBID_cuStreamSynchronize_ptsz;
+    if (!session.cupti.cuptiGetStreamIdEx || (cbid != CBID_cuStreamSynchronize && !per_thread) || !params || (result && *result != 0))
+        return;
+    if (session.cupti.cuptiGetStreamIdEx(NULL, params->stream, per_thread, &slot->wait.stream) == CUPTI_OK)
+        slot->flags = WAIT_HAS_STREAM;
+}
+
+static void waited(const struct cupti_callback_data *call, uint32_t cbid, enum call_class class, uint64_t entered, uint64_t epoch, int probed)
 {
     uint64_t end = now_ns();
     if (end <= entered || (class == CALL_COPY && end - entered < LONG_COPY_NS && !blocks(call->function_name)))
@@ -152,12 +164,13 @@ static void waited(const struct cupti_callback_data *call, enum call_class class
     slot.wait.correlation = call->correlation_id;
     slot.wait.thread = (uint32_t)gettid();
     slot.wait.weight = length < threshold ? (float)((double)threshold / (double)length) : 1;
+    note_stream(call, cbid, &slot);
     if (!probed)
         call_probe(call, entered, epoch, 0);
     records_add_wait(&slot, call->function_name);
 }
 
-static void leave(const struct cupti_callback_data *call, enum call_class class)
+static void leave(const struct cupti_callback_data *call, uint32_t cbid, enum call_class class)
 {
     uint64_t now = get_state(), word = *call->correlation_data;
     uint64_t entered = word >> SHIFT_BITS, taken = word & ((1u << SHIFT_BITS) - 1);
@@ -175,7 +188,7 @@ static void leave(const struct cupti_callback_data *call, enum call_class class)
             }
         }
         if (class != CALL_LAUNCH)
-            waited(call, class, entered, now >> 8, probed);
+            waited(call, cbid, class, entered, now >> 8, probed);
     }
     if (phase_of(now) == DETACH_WANTED && change_state(now, with_phase(now, FINALIZING)))
         finalize_here();
@@ -192,7 +205,7 @@ void calls_back(void *user, int domain, uint32_t cbid, const void *data)
         if (call->site == SITE_ENTER)
             enter(call, class);
         else
-            leave(call, class);
+            leave(call, cbid, class);
         return;
     }
     /* The enter and the exit of one launch in so many, each with its part of the two clock readings. */
@@ -202,10 +215,10 @@ void calls_back(void *user, int domain, uint32_t cbid, const void *data)
         add(&timed_calls, 1);
         add(&timed_ns, now_ns() - before);
     } else if ((*call->correlation_data & ((1u << SHIFT_BITS) - 1)) == 0 && phase_of(get_state()) == RECORDING) {
-        leave(call, class);
+        leave(call, cbid, class);
         add(&timed_ns, now_ns() - before);
     } else {
-        leave(call, class);
+        leave(call, cbid, class);
     }
 }
 

@@ -93,6 +93,10 @@ struct cupti_callback_data { /* CUpti_CallbackData */
     uint32_t pad2;
 };
 
+struct cuda_stream_params { /* cuStreamSynchronize_params and cuStreamSynchronize_ptsz_params */
+    void *stream;
+};
+
 struct cupti_subscriber_params { /* CUpti_SubscriberParams, CUDA 13 */
     size_t struct_size;
     const char *subscriber_name;
@@ -182,6 +186,7 @@ typedef void (*cupti_buffer_completed)(void *context, uint32_t stream, uint8_t *
     F(cuptiSubscribe_v2, (cupti_subscriber *, cupti_callback, void *, struct cupti_subscriber_params *))               \
     F(cuptiActivitySetAttribute, (uint32_t, size_t *, void *))                                                         \
     F(cuptiActivityFlushPeriod, (uint32_t))                                                                            \
+    F(cuptiGetStreamIdEx, (void *, void *, uint8_t, uint32_t *))                                                       \
     F(cuptiGetResultString, (cupti_result, const char **))
 
 struct cupti_api {

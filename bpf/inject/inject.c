@@ -89,11 +89,13 @@ static void flush_slow_records(uint64_t now)
     if (launches != launches_before)
         launched_ns = now;
     launches_before = launches;
-    if (now < next)
+    int refused = records_were_refused();
+    if (now < next && !refused)
         return;
     next = now + (now - launched_ns < FLUSH_AFTER_NS ? FLUSH_BUSY_NS : FLUSH_QUIET_NS);
     /* CUPTI has a buffer for each thread: that of one which launches little is not full because others launch much. */
-    if (__atomic_load_n(&session.ring.header->records, __ATOMIC_RELAXED) == records_before || now - flushed_ns >= FLUSH_QUIET_NS) {
+    uint64_t records = __atomic_load_n(&session.ring.header->records, __ATOMIC_RELAXED);
+    if (refused || records == records_before || now - flushed_ns >= FLUSH_QUIET_NS) {
         session.cupti.cuptiActivityFlushAll(0);
         flushed_ns = now;
     }

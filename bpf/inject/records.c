@@ -8,9 +8,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* CUPTI fills a buffer for each thread that makes calls. */
 #define BUFFER_BYTES (256u << 10)
 #define SPARE_BUFFERS 16
-#define MOST_BUFFERS 48        /* 12 MB; CUPTI has so many only when it hands none back */
+#define LARGE_BUFFERS 32            /* 8 MB: further ones are small, so that each of very many threads can have one */
+#define SMALL_BUFFER_BYTES (32u << 10)
+#define MOST_BUFFERS 256            /* with 7 MB of small ones: enough for 128 threads, which take others while a flush goes on */
 #define NULL_IS_SAFE 130000u   /* CUPTI's version from which a NULL buffer means that records are dropped, and counted */
 #define CLOCK_READINGS 16
 #define BEHIND_NS 100000         /* a launch that waits so long for the device could have come later by what we cost it */
@@ -20,6 +23,7 @@ static pthread_mutex_t buffers = PTHREAD_MUTEX_INITIALIZER; /* guards the spare 
 static uint8_t last_resort[4096] __attribute__((aligned(8))); /* a NULL buffer crashes CUPTI before 12.9 */
 static uint8_t *spare[SPARE_BUFFERS];
 static int spare_count, given_count;
+static int refused; /* a buffer, for want of room; atomic */
 
 /* ---- clocks and devices -------------------------------------------------------------------------------------------------- */
 
@@ -116,9 +120,12 @@ void records_buffer_requested(uint8_t **buffer, size_t *size, size_t *max_record
 {
     uint8_t *given = NULL;
     int too_many = 0;
+    size_t bytes = BUFFER_BYTES;
     if (!__atomic_load_n(&session.forked, __ATOMIC_RELAXED)) { /* a child may have inherited the lock locked */
         pthread_mutex_lock(&buffers);
-        if (spare_count > 0)
+        if (given_count >= LARGE_BUFFERS)
+            bytes = SMALL_BUFFER_BYTES;
+        else if (spare_count > 0)
             given = spare[--spare_count];
         too_many = !given && given_count >= MOST_BUFFERS && session.ring.header->cupti_version >= NULL_IS_SAFE;
         given_count += !too_many;
@@ -126,25 +133,28 @@ void records_buffer_requested(uint8_t **buffer, size_t *size, size_t *max_record
     }
     *max_records = 0;
     if (too_many) {
+        __atomic_store_n(&refused, 1, __ATOMIC_RELAXED);
         *buffer = NULL;
         *size = 0;
         return;
     }
     if (!given)
-        given = calloc(1, BUFFER_BYTES); /* zeros, as attach.c has promised */
+        given = calloc(1, bytes); /* zeros, as attach.c has promised */
     *buffer = given ? given : last_resort;
-    *size = given ? BUFFER_BYTES : sizeof last_resort;
+    *size = given ? bytes : sizeof last_resort;
 }
 
-static void give_back(uint8_t *buffer)
+int records_were_refused(void) { return __atomic_exchange_n(&refused, 0, __ATOMIC_RELAXED); }
+
+static void give_back(uint8_t *buffer, size_t size)
 {
-    if (buffer != last_resort)
+    if (size == BUFFER_BYTES)
         memset(buffer, 0, BUFFER_BYTES); /* in CUPTI's thread rather than in a launching one */
     pthread_mutex_lock(&buffers);
     given_count--;
     if (buffer == last_resort)
         buffer = NULL;
-    else if (spare_count < SPARE_BUFFERS) {
+    else if (size == BUFFER_BYTES && spare_count < SPARE_BUFFERS) {
         spare[spare_count++] = buffer;
         buffer = NULL;
     }
@@ -246,7 +256,6 @@ static int write_record(const void *record, uint32_t epoch)
 
 void records_buffer_completed(void *context, uint32_t stream, uint8_t *buffer, size_t size, size_t valid)
 {
-    (void)size;
     if (__atomic_load_n(&session.forked, __ATOMIC_RELAXED)) /* the parent's records, and locks that nobody will open */
         return;
     size_t lost = 0;
@@ -263,5 +272,5 @@ void records_buffer_completed(void *context, uint32_t stream, uint8_t *buffer, s
     __atomic_store_n(&header->cupti_dropped, header->cupti_dropped + lost, __ATOMIC_RELAXED);
     ring_publish(&session.ring);
     pthread_mutex_unlock(&session.writer);
-    give_back(buffer);
+    give_back(buffer, size);
 }

@@ -42,6 +42,8 @@ enum slot_kind {
     SLOT_SPAN = 7,  /* a span of time that was recorded and is over */
 };
 
+enum { WAIT_HAS_STREAM = 1 };
+
 struct ring_header {
     uint64_t magic;
     uint32_t version;
@@ -79,7 +81,7 @@ struct ring_header {
 
 struct ring_slot {
     uint8_t kind;
-    uint8_t flags; /* memcpy: CUpti_ActivityMemcpyKind; name: length of the text in this slot */
+    uint8_t flags; /* memcpy: CUpti_ActivityMemcpyKind; name: length of the text in this slot; wait: WAIT_HAS_STREAM */
     uint16_t device;
     uint32_t epoch;
     union {
@@ -110,7 +112,7 @@ struct ring_slot {
             uint64_t start; /* CLOCK_MONOTONIC */
             uint64_t end;
             uint32_t correlation;
-            uint32_t stream; /* reserved */
+            uint32_t stream; /* that was waited for, as of work; where flags has WAIT_HAS_STREAM */
             uint32_t thread; /* id in the process's own pid namespace */
             uint32_t name;   /* of the API call, an id as of kernels */
             float weight;    /* how many waits of its length this one stands for */

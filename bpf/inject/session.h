@@ -82,6 +82,9 @@ int has_no_kernels(void); /* CUPTI gives no kernel records though it is attached
 void records_buffer_requested(uint8_t **buffer, size_t *size, size_t *max_records);
 void records_buffer_completed(void *context, uint32_t stream, uint8_t *buffer, size_t size, size_t valid);
 
+/* Whether CUPTI got no buffer since the last call, because too many threads hold one. */
+int records_were_refused(void);
+
 /* Writes how CUPTI's clock stands against CLOCK_MONOTONIC. */
 void records_compare_clocks(void);
 

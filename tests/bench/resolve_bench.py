@@ -4,10 +4,10 @@ usage: python tests/bench/resolve_bench.py [--record 4] [--seconds 6]     (as ro
 
 Real stacks are recorded from CPython workloads; then these are stopped where they are, and records are made
 from theirs so that 90 % differ from all others by address: the innermost addresses of the kernel and of the
-program move by up to 64 bytes (farther where few stacks were recorded), those of the two innermost Python
-frames to others that these functions were seen at. They go through the ring's reader and CpuStacks.consume in
-batches of a tick. "cold" is the first second, in which every function is new; "steady" are the last seconds.
-The baseline reads every word of the same records once, in Python.
+program move by as few bytes as that takes (16 to 512), those of the two innermost Python frames to others
+that these functions were seen at. They go through the ring's reader and CpuStacks.consume in batches of a
+tick. "cold" is the first second, in which every function is new; "steady" are the last seconds. The baseline
+reads every word of the same records once, in Python.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ RECORD_HZ = 499
 MIN_RECORDS = 100
 MOVED = 0.97  # records whose addresses are moved
 DISTINCT = 0.9
-WIDTHS = (64, 128, 256, 512)  # bytes, powers of two
+WIDTHS = (16, 32, 64, 128, 256, 512)  # bytes, powers of two
 HEADER_WORDS = HEADER.itemsize // 8
 THREADED = """
 import threading

@@ -2,9 +2,10 @@
  *
  *   init                               cuInit; answers which of the descriptors 0..2 it left closed that are open now
  *   init_closed                        the same with 0..2 closed meanwhile
- *   launch THREADS PATH HOW NAME N     each thread makes N calls through call path a or b; HOW: kernel, ex, graph (3 nodes), copy, set, sync, query, bad
+ *   launch THREADS PATH HOW NAME N     each thread makes N calls through call path a or b; HOW: kernel, ex, graph (3 nodes), copy, set, query, bad, sync[STREAM]
  *   long NS                            how long the kernels made from now on take (default 500)
  *   wait NS                            how long synchronizes and blocking copies take from now on (default 0)
+ *   pace US                            how long the threads of `spin` sleep after each launch (default 1000)
  *   spin THREADS / stop                launches in the background / how many they were
  *   names N                            N launches, each of a kernel with a name of its own
  *   rename OLD NEW                     the text behind a name's pointer changes, as when a module is unloaded and another comes
@@ -124,7 +125,7 @@ static void do_call(const char *how, struct mock_function *f)
     else if (strcmp(how, "query") == 0)
         cuStreamQuery(NULL);
     else
-        cuStreamSynchronize(NULL);
+        cuStreamSynchronize((void *)strtol(how + strlen("sync"), NULL, 10)); /* -1: a handle of nothing */
 }
 
 __attribute__((noinline)) static void path_a(const char *how, struct mock_function *f)
@@ -181,10 +182,11 @@ static void launch_names(long count)
     current_kernel = NULL; /* the texts stay: records point at them */
 }
 
-static struct job spinners[64];
+static struct job spinners[320];
 static int spinner_count;
 static atomic_int spinning;
 static atomic_long spun;
+static atomic_uint pace_us = 1000;
 
 static void *spin(void *argument)
 {
@@ -196,7 +198,7 @@ static void *spin(void *argument)
     while (atomic_load(&spinning)) {
         path_b("kernel", job->f);
         atomic_fetch_add(&spun, 1);
-        usleep(1000);
+        usleep(atomic_load(&pace_us));
     }
     return NULL;
 }
@@ -353,6 +355,9 @@ static void obey(char *line, char **argv)
     } else if (sscanf(line, "wait %lld", &value) == 1) {
         mock_cuda_wait((uint64_t)value);
         answer("%ld", (long)value);
+    } else if (sscanf(line, "pace %d", &number) == 1) {
+        atomic_store(&pace_us, (unsigned)number);
+        answer("%ld", number);
     } else if (sscanf(line, "spin %d", &spinner_count) == 1) {
         atomic_store(&spun, 0);
         atomic_store(&spinning, 1);

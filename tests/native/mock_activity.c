@@ -1,4 +1,5 @@
-/* The activity half of the mock CUPTI: records in the client's buffers, handed over when full, once a period, or on a flush. */
+/* The activity half of the mock CUPTI: records in the client's buffers, of which each thread that makes calls fills one of its own, as with the
+ * real one (CUDA 13.0). A buffer is handed over when it is full or on a flush; the period only says when full ones are looked for. */
 #define _GNU_SOURCE
 #include "mock_cupti.h"
 
@@ -12,6 +13,7 @@ struct buffer {
     struct buffer *next;
     uint8_t *bytes;
     size_t size, used;
+    uint64_t thread;      /* whose records go into it */
     uint64_t complete_at; /* CLOCK_MONOTONIC: when the last of its work ends */
 };
 
@@ -21,24 +23,44 @@ static pthread_cond_t work_to_do = PTHREAD_COND_INITIALIZER;
 static atomic_uchar kind_enabled[KINDS];
 static cupti_buffer_requested on_requested;
 static cupti_buffer_completed on_completed;
-static struct buffer *current, *set_aside;
+static struct buffer *filling, *set_aside;
 static uint64_t busy_until[STREAMS], made;
 static size_t lost_now;
 static pthread_t worker;
 static int worker_runs, worker_stops;
 static uint32_t period_ms = 1000;
 static atomic_uchar wants_zeros;
+static atomic_ullong threads; /* numbers given out: a thread's own id would be another's later */
+static __thread uint64_t this_thread;
 __thread int in_delivery;
 
 /* ---- handing over --------------------------------------------------------------------------------------------------------- */
 
-static void put_aside(void) /* with `lock` */
+/* With `lock`: a buffer that is being filled is ready to be handed over; `place` is where it hangs. */
+static void put_aside(struct buffer **place)
 {
-    struct buffer **end = &set_aside;
+    struct buffer *buffer = *place, **end = &set_aside;
+    *place = buffer->next;
+    buffer->next = NULL;
     while (*end)
         end = &(*end)->next;
-    *end = current;
-    current = NULL;
+    *end = buffer;
+}
+
+static void put_all_aside(void) /* with `lock` */
+{
+    while (filling)
+        put_aside(&filling);
+}
+
+static struct buffer **own_buffer(void) /* with `lock`: where that of this thread hangs, or would */
+{
+    if (!this_thread)
+        this_thread = atomic_fetch_add(&threads, 1) + 1;
+    struct buffer **place = &filling;
+    while (*place && (*place)->thread != this_thread)
+        place = &(*place)->next;
+    return place;
 }
 
 /* With `lock`: what can be handed over is taken off the list. */
@@ -125,8 +147,6 @@ static void *work_off(void *unused)
         pthread_cond_timedwait(&work_to_do, &lock, &until);
         if (worker_stops)
             break;
-        if (current && current->complete_at <= mock_clock_ns(CLOCK_MONOTONIC))
-            put_aside();
         pthread_mutex_unlock(&lock);
         deliver(0);
         pthread_mutex_lock(&lock);
@@ -151,7 +171,7 @@ void activity_finalize(void)
 
     pthread_mutex_lock(&delivery);
     pthread_mutex_lock(&lock);
-    put_aside();
+    put_all_aside();
     cupti_buffer_completed completed = on_completed;
     struct buffer *list = take(1);
     on_requested = NULL;
@@ -171,8 +191,8 @@ void activity_finalize(void)
 /* A forked child's exit handler hands over what the parent was filling, under whatever locks the parent held. */
 void activity_in_child_at_exit(void)
 {
-    if (on_completed && current)
-        on_completed(NULL, 0, current->bytes, current->size, current->used);
+    for (struct buffer *buffer = filling; on_completed && buffer; buffer = buffer->next)
+        on_completed(NULL, 0, buffer->bytes, buffer->size, buffer->used);
 }
 
 /* ---- records ---------------------------------------------------------------------------------------------------------------- */
@@ -184,9 +204,12 @@ static size_t record_bytes(uint32_t kind)
 
 static void *new_record(size_t bytes, uint64_t complete_at) /* with `lock` */
 {
+    struct buffer **place = own_buffer(), *current = *place;
     if (current && current->used + bytes > current->size) {
-        put_aside();
+        put_aside(place);
         pthread_cond_signal(&work_to_do);
+        place = own_buffer();
+        current = NULL;
     }
     if (!current) {
         size_t size = 0, most = 0;
@@ -197,14 +220,19 @@ static void *new_record(size_t bytes, uint64_t complete_at) /* with `lock` */
                 COUNT(fault_dirty_buffer)++;
                 break;
             }
-        if (!given || size < 4096) {
-            COUNT(fault_null_buffer)++;
+        if (!given) { /* allowed: the record is lost, and counted */
+            lost_now++;
+            return NULL;
+        }
+        if (size < 4096) {
+            COUNT(fault_small_buffer)++;
             return NULL;
         }
         COUNT(buffers_out)++;
-        current = calloc(1, sizeof *current);
+        current = *place = calloc(1, sizeof *current);
         current->bytes = given;
         current->size = size;
+        current->thread = this_thread;
     }
     void *record = current->bytes + current->used;
     memset(record, 0, bytes);
@@ -242,7 +270,7 @@ static void fill_kernel(struct cupti_kernel *k, const struct mock_call *call, co
     if (each(SETTING(bad_every), made))
         spoil(k, made / (uint64_t)SETTING(bad_every));
     struct cupti_kernel *previous = (void *)((uint8_t *)k - MOCK_KERNEL_BYTES);
-    if (SETTING(backwards) && (uint8_t *)k > current->bytes && previous->kind == ACTIVITY_CONCURRENT_KERNEL) {
+    if (SETTING(backwards) && (uint8_t *)k > (*own_buffer())->bytes && previous->kind == ACTIVITY_CONCURRENT_KERNEL) {
         struct cupti_kernel swap = *previous;
         *previous = *k;
         *k = swap;
@@ -363,7 +391,7 @@ cupti_result cuptiActivityFlushAll(uint32_t flag)
     pthread_mutex_lock(&lock);
     int known = on_completed != NULL;
     if (known)
-        put_aside();
+        put_all_aside();
     pthread_mutex_unlock(&lock);
     if (!known)
         return INVALID_OPERATION;

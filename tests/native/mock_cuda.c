@@ -14,7 +14,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { SUCCESS = 0, INVALID_VALUE = 1, NOT_INITIALIZED = 3, INVALID_DEVICE = 101 };
+enum { SUCCESS = 0, INVALID_VALUE = 1, NOT_INITIALIZED = 3, INVALID_DEVICE = 101, INVALID_HANDLE = 400 };
 
 static const struct mock_tools *_Atomic tools;
 static atomic_int initialized;
@@ -102,12 +102,12 @@ static void spin(void)
 
 static int waits(uint32_t cbid) { return cbid == CBID_STREAM_SYNCHRONIZE || cbid == CBID_MEMCPY_HTOD_V2; }
 
-static int call(uint32_t cbid, const char *name, const struct mock_work *work, int count, int result)
+static int call_with(uint32_t cbid, const char *name, const void *params, const struct mock_work *work, int count, int result)
 {
     if (!atomic_load(&initialized))
         return NOT_INITIALIZED;
     const struct mock_tools *hooks = atomic_load(&tools);
-    struct mock_call made = {.cbid = cbid, .name = name, .result = result};
+    struct mock_call made = {.cbid = cbid, .name = name, .result = result, .params = params};
     if (!hooks)
         return result;
     hooks->enter(&made);
@@ -117,6 +117,11 @@ static int call(uint32_t cbid, const char *name, const struct mock_work *work, i
         spin();
     hooks->leave(&made);
     return result;
+}
+
+static int call(uint32_t cbid, const char *name, const struct mock_work *work, int count, int result)
+{
+    return call_with(cbid, name, NULL, work, count, result);
 }
 
 static uint32_t stream_number(void *stream) { return stream ? (uint32_t)(uintptr_t)stream : 7; }
@@ -178,8 +183,8 @@ int cuMemsetD8_v2(uint64_t to, unsigned char value, uint64_t bytes)
 
 int cuStreamSynchronize(void *stream)
 {
-    (void)stream;
-    return call(CBID_STREAM_SYNCHRONIZE, "cuStreamSynchronize", NULL, 0, SUCCESS);
+    int known = stream != MOCK_NO_STREAM;
+    return call_with(CBID_STREAM_SYNCHRONIZE, "cuStreamSynchronize", &stream, NULL, 0, known ? SUCCESS : INVALID_HANDLE);
 }
 
 int cuStreamQuery(void *stream)

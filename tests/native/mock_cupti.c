@@ -26,6 +26,7 @@ static void call_back(struct mock_call *call, uint32_t site)
     struct cupti_callback_data data = {
         .site = site,
         .function_name = call->name,
+        .params = call->params,
         .return_value = site == SITE_EXIT ? &call->result : NULL,
         .correlation_data = &call->correlation_data,
         .correlation_id = call->correlation,
@@ -120,6 +121,19 @@ cupti_result cuptiSubscribe_v2(cupti_subscriber *subscriber, cupti_callback func
     if (!params || params->struct_size > (size_t)SETTING(params_size) || params->struct_size < OLD_PARAMS_SIZE)
         return CUPTI_INVALID_PARAMETER;
     return subscribe(subscriber, function, user, params->subscriber_name, params->old_subscriber_name, params->old_subscriber_size);
+}
+
+cupti_result cuptiGetStreamIdEx(void *context, void *stream, uint8_t per_thread, uint32_t *id)
+{
+    (void)context, (void)per_thread;
+    if (mock_gone())
+        return NOT_INITIALIZED;
+    if (stream == MOCK_NO_STREAM) {
+        COUNT(fault_bad_stream)++;
+        return CUPTI_INVALID_PARAMETER;
+    }
+    *id = stream ? (uint32_t)(uintptr_t)stream : 7; /* as mock_cuda.c numbers them */
+    return CUPTI_OK;
 }
 
 cupti_result cuptiGetResultString(cupti_result result, const char **text)

@@ -36,8 +36,8 @@ enum { MAX_LIMIT_REACHED = 12, NOT_INITIALIZED = 15, INVALID_OPERATION = 16 };
 #define COUNTERS(C)                                                                                                    \
     C(loaded) C(subscribes) C(refusals) C(finalizes) C(subscribers) C(callbacks_enabled) C(kinds_enabled)              \
     C(enters) C(exits) C(records) C(delivered) C(discarded) C(lost) C(bad) C(incomplete) C(buffers_out) C(teardowns)   \
-    C(fault_null_buffer) C(fault_finalize_outside_exit) C(fault_after_teardown) C(fault_flush_in_delivery)             \
-    C(fault_signals_open) C(fault_dirty_buffer) C(pool_limit)
+    C(fault_small_buffer) C(fault_finalize_outside_exit) C(fault_after_teardown) C(fault_flush_in_delivery)             \
+    C(fault_signals_open) C(fault_dirty_buffer) C(fault_bad_stream) C(pool_limit)
 
 enum setting {
 #define NAME(name) set_##name,

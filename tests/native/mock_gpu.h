@@ -30,6 +30,7 @@ struct mock_call { /* one driver call, from its enter to its exit */
     uint32_t correlation;
     uint64_t correlation_data;
     int result;
+    const void *params; /* what the call was given, as CUPTI shows it */
 };
 
 struct mock_work { /* what a call puts on the device */
@@ -46,6 +47,8 @@ struct mock_tools { /* the hooks that CUPTI has in the driver */
 };
 
 void mock_cuda_install(const struct mock_tools *tools); /* exported by the mock driver; NULL: none */
+
+#define MOCK_NO_STREAM ((void *)~(uintptr_t)0) /* a handle of nothing */
 
 #ifndef MOCK_LAYOUTS_ONLY /* NVIDIA's cuda.h is included too */
 /* The mock driver's calls, as the harness uses them. */

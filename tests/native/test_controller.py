@@ -157,10 +157,10 @@ def test_nodes_of_graphs_count(library: Any) -> None:
 
 def test_launches_that_wait_for_the_device_cost_little(library: Any) -> None:
     """A process that is ahead of the device is recorded whole where one that is not could not be."""
-    ahead = simulate(library, 10_000, lambda t: 12_000.0, 60, behind=1.0)
+    ahead = simulate(library, 10_000, lambda t: 8_000.0, 60, behind=1.0)
     assert ahead.recorded == 1.0
     assert ahead.stacks > 0.2
-    assert simulate(library, 10_000, lambda t: 12_000.0, 600).recorded < 0.5
+    assert simulate(library, 10_000, lambda t: 8_000.0, 600).recorded < 0.7
     graphs = simulate(library, 10_000, lambda t: 1_000.0, 300, nodes=200, behind=1.0)
     assert graphs.recorded < 0.3  # what the kernels of a graph cost may be the device's own time
 

@@ -68,6 +68,54 @@ def test_copies_sets_and_graphs(start: Start, listen: Listen) -> None:
     assert set(listener.work()["no_stack"].tolist()) == {0}
 
 
+def test_a_quiet_thread_beside_a_busy_one_is_not_left_waiting(
+    start: Start, listen: Listen, kit: Any
+) -> None:
+    """CUPTI fills a buffer for each thread: what one launched before it fell silent is in one that is not
+    full, while the busy one's come by themselves, several within the library's time between two looks.
+    """
+    program = start().init()
+    listener = listen(program)
+    program.ask("pace 1")
+    program.ask("spin 1")
+    program.launch(1512, "quiet")
+    probes = program.probes()
+    quiet = set(probes["correlation"][probes["kernel"] == b"quiet"].tolist())
+    assert len(quiet) == 1512
+    kit.wait_for(lambda: quiet <= set(listener.read()["correlation"].tolist()), 5, "its last record")
+    assert listener.by_name()["quiet"] == 1512
+    program.ask("stop")
+    assert program.faults == {}
+
+
+def test_every_one_of_many_threads_has_a_buffer(start: Start, listen: Listen) -> None:
+    program = start().init()
+    listener = listen(program)
+    program.ask("pace 20000")
+    program.ask("spin 120")  # a flush takes a while, in which each may begin another one
+    time.sleep(1.5)
+    total = int(program.ask("stop"))
+    listener.expect(total)
+    assert (listener.facts.records, listener.facts.cupti_dropped) == (total, 0)
+    assert program.faults == {}
+
+
+def test_more_threads_than_buffers_lose_records_that_are_counted(start: Start, listen: Listen) -> None:
+    program = start().init()
+    listener = listen(program)
+    program.ask("pace 100000")
+    program.ask("spin 300")
+    time.sleep(1)
+    total = int(program.ask("stop"))
+    lost = program.counters["lost"]
+    assert 0 < lost < total / 2  # what is held is asked for at once
+    listener.expect(total - lost)
+    program.launch(1)
+    listener.expect(total - lost + 1)
+    assert listener.facts.cupti_dropped == lost
+    assert program.faults == {}
+
+
 def test_times_are_of_one_clock_once_converted(start: Start, listen: Listen) -> None:
     program = start("clock_offset=-86400000000000").init()
     listener = listen(program)

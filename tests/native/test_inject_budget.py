@@ -177,6 +177,32 @@ def test_waits_are_timed_and_have_a_stack(start: Start, listen: Listen, kit: Any
     assert listener.facts.wait_ns == length.sum()
 
 
+def test_waits_say_for_which_stream(start: Start, listen: Listen, kit: Any) -> None:
+    program = start().init()
+    listener = listen(program)
+    program.launch(1)
+    program.launch(3, how="sync")
+    program.launch(5, how="sync33")
+    program.launch(2, how="copy")
+    program.launch(4, how="sync-1")  # fails: its handle must not be asked about
+    kit.wait_for(lambda: len(listener.read()) and len(listener.waits()) == 14)
+    listener.expect(3)
+    waits = listener.waits()
+    known = waits["flags"] == gpu_ring.WAIT_HAS_STREAM
+    assert waits["stream"][known].tolist() == [7] * 3 + [33] * 5
+    assert set(listener.work(gpu_ring.KERNEL)["stream"].tolist()) == {7}  # the same numbers as of work
+    assert set(waits["flags"][~known].tolist()) == {0}
+    assert program.faults == {}
+
+
+def test_a_cupti_that_cannot_tell_streams(kit: Any, start: Start, listen: Listen, tmp_path: Path) -> None:
+    program = start(which=kit.build(tmp_path / "old", cupti=("-DMOCK_OLD",))).init()
+    listener = listen(program)
+    program.launch(3, how="sync33")
+    kit.wait_for(lambda: len(listener.read()) and len(listener.waits()) == 3)
+    assert set(listener.waits()["flags"].tolist()) == {0}
+
+
 def test_short_waits_are_a_sample_by_their_length(start: Start, listen: Listen, kit: Any) -> None:
     """The time in them is estimated without bias."""
     program = start().init()

@@ -76,6 +76,17 @@ def include_folders() -> list[str] | None:
     return folders if len(found) == len(needed) else None
 
 
+def read_headers(folders: list[str]) -> str:
+    """The headers that define what cupti_abi.h declares."""
+    paths = [
+        path
+        for folder in folders
+        for pattern in ("cupti_*.h", "generated_cuda_meta.h")
+        for path in sorted(Path(folder).glob(pattern))
+    ]
+    return "".join(path.read_text(errors="replace") for path in paths)
+
+
 KERNELS = (
     "Kernel5",
     "Kernel6",
@@ -108,6 +119,7 @@ PARAMS_FIELDS = {
     "old_subscriber_name": "oldSubscriberName", "old_subscriber_size": "oldSubscriberSize",
     "allow_multiple": "allowMultipleSubscribers",
 }  # fmt: skip
+STREAM_FIELDS = {"stream": "hStream"}
 NEWER = {"allowMultipleSubscribers"}  # CUDA 13.0 does not have it yet
 NUMBERS = {
     "CUPTI_OK": "CUPTI_SUCCESS",
@@ -151,6 +163,8 @@ def layout_program(headers: str, abi: str) -> str:
         *(("cupti_memset", f"CUpti_Activity{name}", {**COPY_FIELDS, "value": "value"}) for name in SETS),
         ("cupti_callback_data", "CUpti_CallbackData", CALLBACK_FIELDS),
         ("cupti_subscriber_params", "CUpti_SubscriberParams", PARAMS_FIELDS),
+        ("cuda_stream_params", "cuStreamSynchronize_params", STREAM_FIELDS),
+        ("cuda_stream_params", "cuStreamSynchronize_ptsz_params", STREAM_FIELDS),
     ]:
         if f"}} {real};" not in headers:
             continue
@@ -172,11 +186,7 @@ def test_layouts_are_those_of_the_real_headers(kit: Any, tmp_path: Path) -> None
     folders = include_folders()
     if folders is None:
         pytest.skip("no CUPTI headers: set CUPTI_INCLUDE, or install nvidia-cuda-cupti, -runtime and -crt")
-    headers = "".join(
-        path.read_text(errors="replace")
-        for folder in folders
-        for path in sorted(Path(folder).glob("cupti_*.h"))
-    )
+    headers = read_headers(folders)
     headers += " ".join(path.name for folder in folders for path in Path(folder).glob("cupti_*.h"))
     program = layout_program(headers, (kit.INJECT / "cupti_abi.h").read_text())
     assert program.count("_Static_assert") > 100
@@ -201,8 +211,7 @@ def test_a_wrong_layout_would_be_seen(kit: Any, tmp_path: Path) -> None:
     assert "CBID_cuGraphLaunch = 514" in text
     wrong.write_text(text.replace("CBID_cuGraphLaunch = 514", "CBID_cuGraphLaunch = 513"))
     source = tmp_path / "layout.c"
-    headers = "".join(path.read_text(errors="replace") for f in folders for path in Path(f).glob("cupti_*.h"))
-    source.write_text(layout_program(headers, text))
+    source.write_text(layout_program(read_headers(folders), text))
     includes = [f"-I{folder}" for folder in (str(tmp_path), *folders, str(kit.HERE))]
     result = subprocess.run(
         ["gcc", "-std=gnu11", "-w", "-fsyntax-only", *includes, str(source)],

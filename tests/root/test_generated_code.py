@@ -65,7 +65,7 @@ def test_node_with_a_perf_map(sampling: Any, start: Start) -> None:
 
     # Optimized functions have names of their own; those that are still interpreted share one.
     found = rows.share(lambda row: any(re.match("JS:.*planted.js", name) for name in row.path))
-    assert found > 0.9, rows[0].path
+    assert found > 0.7, rows[0].path
     assert rows.share(lambda row: row.has("_start", "node::Start")) > 0.9
 
 

@@ -41,6 +41,7 @@ from gpuprof.snapshots.frames import (
 )
 from gpuprof.snapshots.history import History
 from gpuprof.snapshots.wire import Decoder, pack
+from gpuprof.snapshots.work_frames import RateQuery
 
 GPU_OFF = SourceStatus("gpu", "off", "no process has the injection library", "gpuprof-tui run -- CMD")
 PYTHON, NATIVE, KERNEL = FrameKind.PYTHON, FrameKind.NATIVE, FrameKind.KERNEL_SPACE
@@ -374,9 +375,10 @@ class FakeNode:
                         threading.Thread(
                             target=self._push, args=(connection, lock, request), daemon=True
                         ).start()
-                    elif isinstance(request, Query):
+                    elif isinstance(request, Query | RateQuery):
+                        ask = self.history.query if isinstance(request, Query) else self.history.rates
                         try:
-                            answer: object = self.history.query(request)
+                            answer: object = ask(request)  # type: ignore[operator]
                         except GpuprofError as error:
                             answer = Failure(request.id, error.message, error.hint)
                         with lock:

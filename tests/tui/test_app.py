@@ -178,7 +178,7 @@ async def test_a_narrow_screen_belongs_to_the_tree(live: GpuprofApp) -> None:
 
 
 async def test_help_opens_and_closes(live: GpuprofApp) -> None:
-    async with live.run_test(notifications=True, size=(100, 70)) as pilot:
+    async with live.run_test(notifications=True, size=(100, 90)) as pilot:
         await pilot.press("question_mark")
         await shows(pilot, "What the numbers mean")
         await pilot.press("q")

@@ -17,6 +17,8 @@ from gpuprof.tui import attach_marks
 from gpuprof.tui.attach_marks import merged
 from gpuprof.tui.model import Change
 from gpuprof.tui.process_rows import process_rows
+from gpuprof.tui.rate_choice import choice_of
+from gpuprof.tui.rate_feed import label
 from gpuprof.tui.session import Session
 from gpuprof.tui.tree_feed import Filter, parse_filter
 from gpuprof.tui.widgets import status_bar
@@ -49,6 +51,7 @@ class MainScreen(Screen[None]):
         Binding("x", "internals", "interpreter frames", show=False),
         Binding("v", "select", "select a range", show=False),
         Binding("escape", "let_go", "let go", show=False),
+        Binding("r", "rate", "work rate", show=False),
         Binding("t", "by_thread", "by thread", show=False),
         Binding("space", "pause", "pause", show=False, priority=False),
         Binding("i", "icicle", "icicle", show=False),
@@ -112,6 +115,7 @@ class MainScreen(Screen[None]):
         self.header.label = session.transport.label if not session.transport.live else ""
         self.charts.clear_range()
         self.charts.set_store(model.store)
+        self.charts.set_rates(session.rates.labels)
         self.charts.live = self.table.live = model.live
         self.flame.reset_view()
         self.flame.show_kind(session.feed.tree)
@@ -126,6 +130,7 @@ class MainScreen(Screen[None]):
         if Change.NODE in changes:
             self.charts.set_gpus(model.gpus)
             session.feed.show_gpu(self.charts.selected_gpu)
+            session.rates.set_gpus(model.gpus)
             self.charts.set_clock(0, model.wall_ns(0))
         if Change.PROCESSES in changes:
             self.charts.set_processes({pid: process.name for pid, process in model.processes.items()})
@@ -136,6 +141,7 @@ class MainScreen(Screen[None]):
             if not model.live:
                 self.charts.show_all()
                 self.charts.live = False
+        self._update_rates()
         if model.now_ns - self._last_process_ns >= 10**9 or not model.live:
             self._last_process_ns = model.now_ns
             reasons = merged(attach_marks.reasons(model.source("gpu")), self.gpuprof.attaching.refused)
@@ -147,6 +153,20 @@ class MainScreen(Screen[None]):
         if session.tree_changed or session.link_changed or Change.STATUS in changes:
             self._update_tree()
         self._update_lines()
+
+    def _update_rates(self) -> None:
+        rates, scale = self.session.rates, self.charts.view.scale
+        if self.session.model.hello is not None:
+            rates.view = (scale.start_ns, scale.end_ns)
+        if rates.changed:
+            rates.changed = False
+            self.charts.set_rates(rates.labels)
+        if rates.drew:
+            rates.drew = False
+            self.charts.refresh_data()
+        while rates.refusals:
+            choice, reason = rates.refusals.pop()
+            self.gpuprof.tell(f"{label(choice)} cannot be counted: {reason}.")
 
     def _update_tree(self) -> None:
         session = self.session
@@ -335,6 +355,20 @@ class MainScreen(Screen[None]):
 
     def action_by_thread(self) -> None:
         self.session.feed.set(by_thread=not self.session.feed.by_thread)
+        self._asked_anew()
+
+    def action_rate(self) -> None:
+        """Chart how often what the row under the cursor stands for is done, or no longer."""
+        try:
+            choice = choice_of(self.session.feed.tree, self.flame.rows, self.flame.node)
+        except GpuprofError as error:
+            self.gpuprof.tell(error.message, error.hint)
+            return
+        shown = self.session.rates.toggle(choice)
+        if shown is None:
+            self.gpuprof.tell("There are enough work rates.", "r on one of their rows takes it away.")
+        else:
+            self.gpuprof.tell(f"Work rate of {label(choice)}: {'charted' if shown else 'no longer charted'}.")
         self._asked_anew()
 
     def action_pause(self) -> None:

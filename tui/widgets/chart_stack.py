@@ -137,6 +137,12 @@ class ChartStack(Widget, can_focus=True):
             self._painter.names = dict(names)
             self._replan()
 
+    def set_rates(self, labels: dict[int, str]) -> None:
+        """Names of the work rates that are charted, by the number of their series."""
+        if labels != self._painter.rates:
+            self._painter.rates = dict(labels)
+            self._replan()
+
     def set_clock(self, mono_ns: int, wall_ns: int) -> None:
         """The pair of clocks, of a Hello or Clock frame, that gives the axis wall-clock times."""
         self._painter.wall_offset_ns = wall_ns - mono_ns

@@ -69,6 +69,7 @@ class StackPainter:
         self.store = SeriesStore()
         self.gpus: list[GpuFacts] = []
         self.names: Mapping[int, str] = {}
+        self.rates: Mapping[int, str] = {}
         self.gpu: str | None = None  # UUID of the device shown; None: all of them
         self.wall_offset_ns = 0
         self.skip = 0  # charts scrolled away at the top
@@ -103,6 +104,7 @@ class StackPainter:
             self.gpus,
             selected=self.gpu,
             names=self.names,
+            rates=self.rates,
             since_ns=max(view.end_ns - view.window_ns, 0),
         )
         painters = {}

@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from gpuprof.snapshots.frames import Tree
 from gpuprof.snapshots.gpu_tree import SUMMARY_SEPARATOR
 from gpuprof.snapshots.names import clean
+from gpuprof.snapshots.work_frames import Counted
 from gpuprof.tui.palette import Palette
 from gpuprof.tui.session import Session
 from gpuprof.tui.timescale import duration_text, wall_text
 from gpuprof.tui.tree_feed import GPU_TREES
+from gpuprof.tui.units import with_unit
 from gpuprof.tui.widgets.styled import Line, Paragraph, ink, pack_by_priority
 
 SIDE_NOTES = 90  # cells from which a title has room for a hint
@@ -48,12 +50,23 @@ def range_text(session: Session, start_ns: int, end_ns: int) -> str:
 
 def summary_lines(session: Session, palette: Palette, width: int, at_most: int) -> list[Line]:
     """What the answer says about the range, a line for each device; none when it says nothing."""
-    if session.tree is None or not session.tree.summary:
+    said = session.tree.summary.split(SUMMARY_SEPARATOR) if session.tree and session.tree.summary else []
+    if session.feed.pinned is not None and session.rates.pinned:
+        said.append(", ".join(rate_text(name, counted) for name, counted in session.rates.pinned))
+    if not said:
         return []
-    said = session.tree.summary.split(SUMMARY_SEPARATOR)
     if len(said) > at_most:
         said = [*said[: at_most - 1], SUMMARY_SEPARATOR.join(said[at_most - 1 :])]
     return [Line().add(" " + clean(part, 400), ink(palette.text), at_most=width - 1) for part in said]
+
+
+def rate_text(name: str, counted: Counted) -> str:
+    """How often something was done in a range: "train step 5.02 /s (126 times)"."""
+    if counted.reason or not counted.recorded_ns:
+        return f"{clean(name, 60)}: {counted.reason or 'not recorded'}"
+    per_s = 1e9 / counted.recorded_ns
+    error = f" ± {with_unit(counted.error * per_s, '/s')}" if counted.error else ""
+    return f"{clean(name, 60)} {with_unit(counted.total * per_s, '/s')}{error} ({counted.total:,.0f} times)"
 
 
 def tree_title(session: Session, palette: Palette, width: int, match: str, focused: bool) -> Line:

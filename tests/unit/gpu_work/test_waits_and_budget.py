@@ -16,7 +16,7 @@ from gpuprof.sampler.gpu_budget import Costs
 from gpuprof.sampler.gpu_coverage import COMMUNICATION, KERNEL, WINDOW_NS, Coverage
 from gpuprof.sampler.gpu_delay import LaunchDelay, delays
 from gpuprof.sampler.gpu_join import HOLD_NS, WorkJoin
-from gpuprof.sampler.gpu_names import MAX_NAMES, NameTable, kernel_kind
+from gpuprof.sampler.gpu_names import MAX_CALL_STREAMS, MAX_NAMES, NameTable, kernel_kind
 from gpuprof.sampler.gpu_session import GpuSession
 from gpuprof.sampler.gpu_work_status import describe_state
 from gpuprof.sampler.launch_stacks import Launches
@@ -150,6 +150,42 @@ def test_a_wait_whose_stack_is_lost_is_kept(writer: Any, session: GpuSession, hi
     assert names_of(view, int(rows.columns["stack"][0])) == (UNMATCHED_LAUNCH, "cuStreamSynchronize")
     assert join.wait_counts.unmatched == 1
     assert join.counts.unmatched == 0
+
+
+def test_a_wait_names_its_stream(writer: Any, session: GpuSession, history: History) -> None:
+    join = WorkJoin(history)
+    now = time.monotonic_ns()
+    writer.name(1, b"cuStreamSynchronize")
+    writer.name(2, b"cuCtxSynchronize")
+    rows = wait_slots(*((10 + n, now, now + 70_000, name, 1.0) for n, name in enumerate([1, 2, 1, 1, 1, 1])))
+    rows["stream"] = [7, 9, 0, 0xFFFF_FFFF, 7, 13]
+    rows["flags"] = [1, 0, 1, 1, 1, 2]
+    writer.put(rows)
+    join.add_work(session, session.read(now + SECOND), now + SECOND)
+    join.add_work(session, [], now + HOLD_NS + SECOND)
+    ((view, kept),) = history.waits_between(0, 1 << 62)
+    called = [names_of(view, stack)[-1] for stack in kept.columns["stack"].tolist()]
+    assert called == [
+        "cuStreamSynchronize (stream 7)", "cuCtxSynchronize", "cuStreamSynchronize (stream 0)",
+        "cuStreamSynchronize (stream 4294967295)", "cuStreamSynchronize (stream 7)", "cuStreamSynchronize",
+    ]  # fmt: skip
+
+
+def test_streams_without_end_are_a_bounded_number_of_names(writer: Any, session: GpuSession) -> None:
+    writer.name(1, b"cuStreamSynchronize")
+    writer.name(2, b"cuStreamSynchronize_ptsz")
+    now = time.monotonic_ns()
+    for number in range(20):
+        rows = wait_slots(*((n, now, now + 5, 1 + number % 2, 1.0) for n in range(1000)))
+        rows["stream"], rows["flags"] = np.arange(1000) + 1000 * number, 1
+        writer.put(rows)
+        session.read(now)
+    names = session.names
+    assert len(names.calls) == len(set(names.calls)) == 1 + MAX_CALL_STREAMS + 2
+    assert names.calls[-2:] == ["cuStreamSynchronize (other streams)", "cuStreamSynchronize_ptsz (other streams)"]
+    assert len(names._call) <= len(names.calls)
+    ((_, columns),) = session.waits
+    assert {names.calls[leaf] for leaf in columns["leaf"].tolist()} == {names.calls[-1]}
 
 
 # ---------------------------------------------------------------------------------------------------- names

@@ -172,6 +172,8 @@ def random_record(rng: random.Random, pid: int) -> bytes:
         owner = rng.choice([0, 0, 1, SHIM_OWNER])
         code = sp0 + 8 * rng.randrange(-2, 30) if owner == SHIM_OWNER else rng.randrange(10)
         words += [max(code, 0) | owner << 56, rng.randrange(3) | rng.randrange(2) << 32]
+    if any(word & GUESSED for word in words[n_kernel : n_kernel + n_user]):
+        header["flags"] |= np.uint8(RecordFlag.SCANNED)
     return header.tobytes() + np.array(words, np.uint64).tobytes()
 
 
@@ -193,9 +195,9 @@ def vary(rng: random.Random, record: bytes) -> bytes:
     elif what == 4 and shims:
         words[rng.choice(shims)] += np.uint64(8 * rng.randrange(12))
     elif first_python > HEADER.itemsize // 8:
-        words[rng.randrange(HEADER.itemsize // 8, first_python)] ^= np.uint64(
-            rng.choice([1, 16, GUESSED, 1 << 48])
-        )
+        at = rng.randrange(HEADER.itemsize // 8, first_python)
+        words[at] ^= np.uint64(rng.choice([1, 16, GUESSED, 1 << 48]))
+        header["flags"] |= np.uint8(RecordFlag.SCANNED)
     return words.tobytes()
 
 

@@ -139,13 +139,11 @@ def test_distances_do_not_disturb_addresses(bench: Bench) -> None:
 
 
 def test_a_guessed_caller_is_marked_at_its_callee(bench: Bench) -> None:
-    start, guessed = address_of("strtol"), 1 << 47
+    start, guessed, flag = address_of("strtol"), 1 << 47, RecordFlag.SCANNED
     assert bench.names(
-        bench.record(user=[start, guessed | start + 1]),
-        bench.record(user=[start, start + 1, 5 << 48 | guessed | start + 9]),
-        bench.record(
-            user=[guessed | start, start + 1]
-        ),  # the innermost frame is where the thread was: no guess
+        bench.record(user=[start, guessed | start + 1], flags=flag),
+        bench.record(user=[start, start + 1, 5 << 48 | guessed | start + 9], flags=flag),
+        bench.record(user=[guessed | start, start + 1], flags=flag),  # the innermost frame is no guess
     ) == [
         ["strtol", "strtol (caller guessed)"],
         ["strtol", "strtol (caller guessed)", "strtol"],

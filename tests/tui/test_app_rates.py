@@ -1,0 +1,143 @@
+"""Work rates on the screen, by Pilot over a made-up node: key r, its chart, and what is refused."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+
+from gpuprof.tui.app import GpuprofApp
+from gpuprof.tui.screens.main import MainScreen
+from gpuprof.tui.transports import HistoryTransport, SocketTransport
+
+START = 10**12
+SECOND = 10**9
+KERNEL = "sm90_xmma_gemm_bf16<128, 256>"
+
+
+def screen_of(app: GpuprofApp) -> MainScreen:
+    screen = app.screen_stack[0]
+    assert isinstance(screen, MainScreen)
+    return screen
+
+
+def text_of(app: GpuprofApp) -> str:
+    return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
+
+
+async def until(pilot: Pilot[None], condition: Callable[[], bool], timeout: float = 20.0) -> None:
+    end = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < end, f"did not happen; the screen is:\n{text_of(pilot.app)}"  # type: ignore[arg-type]
+        await pilot.pause(0.05)
+
+
+async def shows(pilot: Pilot[None], text: str) -> None:
+    await until(pilot, lambda: text in text_of(pilot.app))  # type: ignore[arg-type]
+
+
+def go_to(app: GpuprofApp, name: str) -> None:
+    flame = screen_of(app).flame
+    assert flame.rows is not None
+    tree = flame.rows.tree
+    flame.go_to(next(n for n in range(len(tree.name)) if tree.strings[int(tree.name[n])] == name))
+
+
+def charts(app: GpuprofApp) -> list[str]:
+    return [chart.id for chart in screen_of(app).charts._painter.charts]
+
+
+@pytest.fixture
+def recording(fake_node: ModuleType) -> GpuprofApp:
+    node = fake_node.FakeNode(2, gpu_work=True)
+    node.fill(START, START + 40 * SECOND)
+    return GpuprofApp(HistoryTransport(node.history, "run.gpuprof"))
+
+
+@pytest.fixture
+def live(fake_node: ModuleType, tmp_path: Path) -> Iterator[tuple[Any, GpuprofApp]]:
+    node = fake_node.FakeNode(1, gpu_work=True)
+    now = time.monotonic_ns()
+    node.fill(now - 40 * SECOND, now)
+    path = str(tmp_path / "sampler.sock")
+    server = node.listener(path)
+    threading.Thread(target=node.run, daemon=True).start()
+    yield node, GpuprofApp(SocketTransport(path=path))
+    node.stop()
+    server.close()
+
+
+async def test_key_r_charts_a_kernel_and_takes_it_away(recording: GpuprofApp) -> None:
+    async with recording.run_test(notifications=True, size=(180, 80)) as pilot:
+        await shows(pilot, "main (train.py:88)")
+        await until(pilot, lambda: "kernels" in charts(recording))  # of each device, unasked
+        await pilot.press("2")
+        await shows(pilot, KERNEL)
+        go_to(recording, KERNEL)
+        await pilot.press("r")
+        await until(pilot, lambda: any(chart.startswith("rate ") for chart in charts(recording)))
+        store = recording.session.model.store
+        (key,) = store.subjects("work_rate_hz")
+        view = store.view(key)
+        # Every 20 ms one on each of two devices, but for 2.2 s of 9 on either: never more than 100 a second.
+        assert 50 < float(view.value.max()) <= 100.5
+        await shows(pilot, "work rate /s")
+        await shows(pilot, "sm90_xmma_gemm")
+        await pilot.press("r")
+        await until(pilot, lambda: not any(chart.startswith("rate ") for chart in charts(recording)))
+        await shows(pilot, "no longer charted")
+
+
+async def test_a_function_counts_its_launches_and_the_range_says_how_many(recording: GpuprofApp) -> None:
+    async with recording.run_test(notifications=True, size=(180, 80)) as pilot:
+        await pilot.press("2")
+        await shows(pilot, KERNEL)
+        go_to(recording, "linear")
+        await pilot.press("r")
+        await shows(pilot, "Work rate of launches in linear: charted.")
+        await until(pilot, lambda: any(chart.startswith("rate ") for chart in charts(recording)))
+        screen_of(recording).charts.select_range(START + 3 * SECOND, START + 5 * SECOND)
+        await until(pilot, lambda: bool(recording.session.rates.pinned))
+        names = dict(recording.session.rates.pinned)
+        history = recording.session.transport._history  # type: ignore[attr-defined]
+        rows = history.gpu_work_between(START + 3 * SECOND, START + 5 * SECOND)
+        planted = sum(
+            int(((end >= START + 3 * SECOND) & (end < START + 5 * SECOND) & (length > 10_000_000)).sum())
+            for _, part in rows
+            for end, length in [(part.columns["end_ns"], part.columns["end_ns"] - part.columns["start_ns"])]
+        )
+        assert names["launches in linear"].total == planted > 0
+        await shows(pilot, f"launches in linear {planted / 2:.0f} /s ({planted:,} times)")
+        await pilot.press("escape")
+        await until(pilot, lambda: not recording.session.rates.pinned)
+
+
+async def test_samples_are_no_occurrences(recording: GpuprofApp) -> None:
+    async with recording.run_test(notifications=True, size=(180, 60)) as pilot:
+        await shows(pilot, "main (train.py:88)")
+        await pilot.press("r")
+        await shows(pilot, "not how often it was called")
+        assert recording.session.rates.chosen == []
+
+
+async def test_live(live: tuple[Any, GpuprofApp]) -> None:
+    _, app = live
+    async with app.run_test(notifications=True, size=(160, 70)) as pilot:
+        await shows(pilot, "main (train.py:88)")
+        await pilot.press("2")
+        await shows(pilot, KERNEL)
+        go_to(app, KERNEL)
+        await pilot.press("r")
+        store = app.session.model.store
+        await until(pilot, lambda: store.has("work_rate_hz") and store.has("kernel_rate_hz"))
+        (key,) = store.subjects("work_rate_hz")
+        before = len(store.view(key))
+        await until(pilot, lambda: len(store.view(key)) > before + 5)
+        view = store.view(key)
+        assert (view.start_ns[1:] >= view.end_ns[:-1]).all()
