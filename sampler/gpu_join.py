@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from gpuprof.sampler.gpu_coverage import COMMUNICATION, COPY, KERNEL
 from gpuprof.sampler.gpu_delay import LaunchDelay, delays
 from gpuprof.sampler.gpu_names import GPU_BINARY
+from gpuprof.sampler.gpu_ranges import GraphLaunches, PathStacks
 from gpuprof.sampler.gpu_ring import DEVICES
 from gpuprof.sampler.gpu_session import GpuSession, Work
 from gpuprof.sampler.gpu_waits import WaitLeaves, add_waits
@@ -22,6 +23,7 @@ from gpuprof.sampler.launch_stacks import Launches
 from gpuprof.snapshots.gpu_records import LEFT_OUT, JoinCounts, Joined, LeafStacks, RecordJoin, valid
 from gpuprof.snapshots.history import History
 from gpuprof.snapshots.join import LaunchTable
+from gpuprof.snapshots.rows import MAX_WEIGHT
 from gpuprof.snapshots.tables import Tables
 
 HOLD_NS = 1_500_000_000  # after its end: how long a record waits for its launch
@@ -42,6 +44,8 @@ class WorkJoin:
         self.delay = LaunchDelay(history)
         self._tables = history.tables  # what the launches' ids refer to
         self._leaf_ids: dict[tuple[int, int], _LeafIds] = {}
+        self._path_stacks: dict[tuple[int, int], PathStacks] = {}
+        self._graphs: dict[tuple[int, int], GraphLaunches] = {}
         self._wait_leaves: dict[tuple[int, int], WaitLeaves] = {}
         self._leaf_stacks = LeafStacks(history.tables)
         self._active: dict[str, int] = {}
@@ -83,21 +87,23 @@ class WorkJoin:
             self._join.launches.carry_over(self._tables.view(), self._history.tables)
             self._tables = self._history.tables
             self._leaf_ids.clear()
+            self._path_stacks.clear()
             self._wait_leaves.clear()
             self._leaf_stacks = LeafStacks(self._tables)
 
     def add_work(self, session: GpuSession, work: Sequence[Work], now_ns: int) -> list[Interval]:
-        """Join what a session read (`work`, and session.waits), and what is held of it.
+        """Join what a session read (`work`, session.waits and session.ranges), and what is held of it.
 
         Returns the valid intervals by device.
         """
         intervals: list[Interval] = []
         waits, session.waits = session.waits, []
+        ranges, session.ranges = session.ranges, []
         by_epoch: dict[int, list[Work]] = {epoch: [] for epoch in session.epochs}
         for part in work:
             by_epoch.setdefault(part[0], []).append(part)
             intervals += self._intervals(session, part, now_ns)
-        if not work and not waits and not self._join.held and not self._waits.held:
+        if not work and not waits and not ranges and not self._join.held and not self._waits.held:
             return intervals
         with self._history.lock:
             self._follow_tables()
@@ -106,6 +112,8 @@ class WorkJoin:
                     self._add(session, self._join.take(session.key, epoch, columns, now_ns))
             for epoch, columns in [*((epoch, _NO_WAITS) for epoch in session.epochs), *waits]:
                 self._add_waits(session, self._waits.take(session.key, epoch, columns, now_ns))
+            for columns in ranges:
+                self._add_ranges(session, columns, now_ns)
         return intervals
 
     def end(self, session: GpuSession) -> None:
@@ -121,6 +129,8 @@ class WorkJoin:
                     self._add_waits(session, joined)
             self._join.launches.forget(session.key)
             self._leaf_ids.pop(session.key, None)
+            self._path_stacks.pop(session.key, None)
+            self._graphs.pop(session.key, None)
             self._wait_leaves.pop(session.key, None)
 
     def active_gpus(self) -> list[str]:
@@ -159,7 +169,8 @@ class WorkJoin:
         if not launch.found.all():
             thread = np.where(thread < 0, _unknown_thread(tables, session), thread)
         # A launch that was not seen though it should have been stands for itself.
-        weight = np.where(launch.weight > 0, launch.weight, np.where(launch.stack == LEFT_OUT, 0.0, 1.0))
+        known = np.minimum(launch.weight, MAX_WEIGHT)  # the process says how many launches one stands for
+        weight = np.where(known > 0, known, np.where(launch.stack == LEFT_OUT, 0.0, 1.0))
         self._note_delay(session, joined)
         self._history.add_gpu_work(
             start_ns=columns["start_ns"],
@@ -169,6 +180,28 @@ class WorkJoin:
             thread=thread,
             stack=stack,
             weight=weight,
+            nvtx=self._ranges(session)[columns["nvtx"]],
+            again=self._graphs.setdefault(session.key, GraphLaunches()).again(columns),
+            bytes=columns["bytes"],
+        )
+
+    def _ranges(self, session: GpuSession) -> NDArray[np.uint32]:
+        """The stacks of a session's NVTX ranges by path id."""
+        stacks = self._path_stacks.setdefault(session.key, PathStacks())
+        return stacks.of(self._history.tables, session.paths)
+
+    def _add_ranges(self, session: GpuSession, columns: dict[str, NDArray[Any]], now_ns: int) -> None:
+        good = valid(columns["start_ns"], columns["end_ns"], now_ns)
+        session.invalid += len(good) - int(np.count_nonzero(good))
+        if not good.any():
+            return
+        stack = self._ranges(session)[columns["path"][good]]
+        self._history.add_ranges(
+            columns["start_ns"][good],
+            columns["end_ns"][good],
+            np.full(len(stack), _unknown_thread(self._history.tables, session), np.uint32),
+            stack,
+            columns["weight"][good],
         )
 
     def _add_waits(self, session: GpuSession, joined: Joined) -> None:
@@ -238,8 +271,8 @@ class _LeafIds:
         leaves = session.names.leaves
         if len(self._ids) < len(leaves):
             new = [
-                tables.frame(tables.function(name, "", GPU_BINARY, kind))
-                for name, kind in leaves[len(self._ids) :]
+                tables.frame(tables.kernel(name, full, GPU_BINARY, kind))
+                for (name, kind), full in list(zip(leaves, session.names.full, strict=True))[len(self._ids) :]
             ]
             self._ids = np.concatenate([self._ids, np.array(new, np.uint32)])
         return self._ids
@@ -259,7 +292,10 @@ _NOTHING: dict[str, NDArray[Any]] = {
     "kernel": np.zeros(0, np.bool_),
     "left_out": np.zeros(0, np.bool_),
     "single": np.zeros(0, np.bool_),
+    "graph": np.zeros(0, np.bool_),
+    "nvtx": np.zeros(0, np.uint16),
     "launch_ns": np.zeros(0, np.uint64),
+    "bytes": np.zeros(0, np.uint64),
 }
 _NO_WAITS: dict[str, NDArray[Any]] = {
     "correlation": np.zeros(0, np.uint32),

@@ -2,7 +2,7 @@
 
 A name comes once in an attach epoch, in parts of up to 44 bytes in their order, under an id that keeps its
 meaning for as long as the process lives. It is shown by a label (kernel_label.py): instantiations of one
-kernel that differ in element types only are one row.
+kernel that differ in element types only are one row, with the name in full of the first that came.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuprof.sampler.kernel_label import kernel_label
+from gpuprof.sampler.kernel_label import full_kernel_name, kernel_label
 from gpuprof.snapshots.frames import FrameKind
 
 MAX_NAMES = 8192  # as names.h of the library; this id itself stands for all names after them
 MAX_NAME_BYTES = 4096
+MAX_FULL_BYTES = 512 << 10  # characters of a process's names in full
 MAX_PARTIAL = 64  # names of which some parts are missing
 MAX_CALLS = 256  # distinct API calls that wait, each stream that they wait for counted
 MAX_CALL_STREAMS = 128  # of them, those that name a stream; all others of a call are one
@@ -43,6 +44,10 @@ class NameTable:
 
     def __init__(self) -> None:
         self.leaves: list[Leaf] = list(_FIXED)
+        self.full: list[str] = [""] * len(
+            _FIXED
+        )  # by leaf: the first such kernel's name in full; "": the same
+        self._full_left = MAX_FULL_BYTES
         self.calls: list[str] = ["[call without a name]"]
         self._index = np.zeros(MAX_NAMES + 1, np.uint32)  # leaf by id; 0 is NAMELESS
         self._index[MAX_NAMES] = OTHER_INDEX
@@ -88,6 +93,9 @@ class NameTable:
             if kind == FrameKind.GPU_COMM:
                 self._communication.append(index)
             self.leaves.append((name, kind))
+            full = full_kernel_name(raw)
+            self.full.append(full if full != name and len(full) <= self._full_left else "")
+            self._full_left -= len(self.full[-1])
         self._index[number] = index
 
     def kernels(self, ids: NDArray[np.uint32]) -> NDArray[np.uint32]:
@@ -103,7 +111,7 @@ class NameTable:
     def call_index(
         self, ids: NDArray[np.uint32], streams: NDArray[np.uint32], has_stream: NDArray[np.bool_]
     ) -> NDArray[np.uint32]:
-        """Index in `calls` of the name of each API call, with the stream that it waited for where it has one."""
+        """Index in `calls` of the name of each API call, with the stream that it waited for, if any."""
         keys = np.minimum(ids, MAX_NAMES).astype(np.uint64)
         keys |= np.where(has_stream, streams.astype(np.uint64) + np.uint64(1), np.uint64(0)) << np.uint64(16)
         known, place = np.unique(keys, return_inverse=True)

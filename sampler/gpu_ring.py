@@ -26,7 +26,7 @@ from gpuprof.snapshots.names import clean
 
 NAME = "/memfd:gpuprof-ring"
 MAGIC = 0x31474E4946525047
-VERSION = 2
+VERSION = 3
 HEADER_BYTES = 8192
 SLOT_BYTES = 64
 SLOTS = 1 << 17
@@ -43,19 +43,19 @@ _LIBRARY_AT = _MESSAGE_AT + TEXT
 _HEAD_AT = 1152
 _TAIL_AT = 1216
 _BUDGET_AT = 1224  # u32, this side's
-_COSTS = struct.Struct("<QQQQQIIQQQ")
+_COSTS = struct.Struct("<QQQQQIIQQQQ")
 _COSTS_AT = 1280
 
 STATES = ("waiting", "recording", "detaching", "refused", "ended", "paused")
 
-KERNEL, MEMCPY, MEMSET, NAME_PART, CLOCK, WAIT, SPAN = 1, 2, 3, 4, 5, 6, 7
+KERNEL, MEMCPY, MEMSET, NAME_PART, CLOCK, WAIT, SPAN, PATH_PART, RANGE = 1, 2, 3, 4, 5, 6, 7, 8, 9
 WAIT_HAS_STREAM = 1  # in the flags of a wait
 
 WORK = np.dtype(
     [
         ("kind", "u1"), ("flags", "u1"), ("device", "<u2"), ("epoch", "<u4"), ("start", "<u8"),
         ("end", "<u8"), ("correlation", "<u4"), ("stream", "<u4"), ("context", "<u4"), ("name", "<u4"),
-        ("bytes", "<u8"), ("graph", "<u4"), ("no_stack", "<u4"), ("enter", "<u8"),
+        ("bytes", "<u8"), ("graph", "<u4"), ("no_stack", "<u2"), ("path", "<u2"), ("enter", "<u8"),
     ]
 )  # fmt: skip
 NAMES = np.dtype(
@@ -81,6 +81,18 @@ SPANS = np.dtype(
     [
         ("kind", "u1"), ("flags", "u1"), ("reserved", "<u2"), ("epoch", "<u4"), ("start_ns", "<u8"),
         ("end_ns", "<u8"), ("rest", "V40"),
+    ]
+)  # fmt: skip
+PATHS = np.dtype(
+    [
+        ("kind", "u1"), ("length", "u1"), ("reserved", "<u2"), ("epoch", "<u4"), ("id", "<u4"),
+        ("parent", "<u4"), ("offset", "<u4"), ("total", "<u4"), ("text", "V40"),
+    ]
+)  # fmt: skip
+RANGES = np.dtype(
+    [
+        ("kind", "u1"), ("flags", "u1"), ("reserved", "<u2"), ("epoch", "<u4"), ("start_ns", "<u8"),
+        ("end_ns", "<u8"), ("path", "<u4"), ("thread", "<u4"), ("weight", "<u4"), ("rest", "V28"),
     ]
 )  # fmt: skip
 
@@ -113,6 +125,7 @@ class RingFacts:
     pauses: int = 0
     judged: int = 0  # launches of which it is known whether the device was behind with its work
     behind: int = 0  # of them, those where it was
+    ranges: int = 0  # NVTX ranges that have ended
 
 
 class GpuRing:
@@ -181,11 +194,13 @@ class GpuRing:
         uuids = tuple(_uuid(raw[16 * i : 16 * i + 16]) for i in range(min(devices, DEVICES)))
         known = STATES[state] if state < len(STATES) else "unknown"
         costs = _COSTS.unpack_from(self._map, _COSTS_AT)
-        stacks, cost_ns, waits, wait_ns, since_ns, per_stack, threshold_ns, pauses, judged, behind = costs
+        stacks, cost_ns, waits, wait_ns, since_ns, per_stack, threshold_ns, pauses, judged, behind = costs[
+            :-1
+        ]
         return RingFacts(
             pid, epoch, known, version, launches, records, dropped, cupti_dropped, uuids,
             self._text(_MESSAGE_AT), self._text(_LIBRARY_AT), callback_ns, cost_ns, stacks, waits, wait_ns,
-            since_ns, max(per_stack, 1), threshold_ns, pauses, judged, behind,
+            since_ns, max(per_stack, 1), threshold_ns, pauses, judged, behind, costs[-1],
         )  # fmt: skip
 
     def _text(self, at: int) -> str:

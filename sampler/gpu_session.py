@@ -18,6 +18,7 @@ from gpuprof.sampler import pidfd as pidfds
 from gpuprof.sampler.gpu_clock import TOLERANCE_NS, GpuClock
 from gpuprof.sampler.gpu_discovery import FoundRing
 from gpuprof.sampler.gpu_names import MEMSET_INDEX, NameTable
+from gpuprof.sampler.gpu_ranges import MAX_PATHS, PathTable, decode_ranges
 from gpuprof.sampler.gpu_ring import (
     CLOCK,
     CLOCKS,
@@ -27,6 +28,10 @@ from gpuprof.sampler.gpu_ring import (
     MEMSET,
     NAME_PART,
     NAMES,
+    PATH_PART,
+    PATHS,
+    RANGE,
+    RANGES,
     SPAN,
     SPANS,
     WAIT,
@@ -39,6 +44,7 @@ from gpuprof.snapshots.errors import GpuprofError
 from gpuprof.snapshots.gaps import Spans, union
 
 SLOTS_AT_ONCE = 8192
+MAX_BYTES = 1 << 50  # no copy moves more
 BUDGET_NS = 15_000_000  # of one read: a ring that never becomes empty must not keep the others waiting
 PAUSE_NS = 1_000_000_000  # for a ring of which most is nonsense
 MAX_EPOCHS = 4  # in one chunk
@@ -62,6 +68,7 @@ class GpuSession:
         self.key = (found.process.pid, found.process.start_ns)
         self.identity = found.identity
         self.names = NameTable()
+        self.paths = PathTable()
         self.clock = GpuClock()
         self.invalid = 0
         self.ended_ns: int | None = None  # when the process was seen to be gone
@@ -73,6 +80,7 @@ class GpuSession:
         self.uuids: list[str | None] = [None] * DEVICES  # by the process's own ordinal
         self.epochs: dict[int, int] = {}  # attach epoch: time of its last records
         self.waits: list[Work] = []  # that came with the last `read`; see gpu_waits.decode_waits
+        self.ranges: list[Columns] = []  # that came with the last `read`; see gpu_ranges.decode_ranges
         self.spans: list[tuple[int, int]] = []  # recorded (start_ns, end_ns), over
         self._budget_ppm = budget_ppm
         self._found = found
@@ -132,7 +140,8 @@ class GpuSession:
         self.spans = [span for span in self.spans if span[1] > since_ns]
         spans = list(self.spans)
         if self.recording:  # 0: a library that does not say when it began
-            spans.append((max(self.facts.recording_since_ns, self.began_ns), now_ns))
+            since = min(max(self.facts.recording_since_ns, self.began_ns), now_ns)
+            spans.append((since, now_ns))
         return union([start for start, _ in spans], [end for _, end in spans]).clipped(since_ns, now_ns)
 
     @property
@@ -145,7 +154,7 @@ class GpuSession:
     def read(self, now_ns: int) -> list[Work]:
         """What came since the last call, as far as the budget goes."""
         work: list[Work] = []
-        self.waits = []
+        self.waits, self.ranges = [], []
         if now_ns < self._resume_ns:
             return work
         began_ns, slots_read, invalid_before = time.perf_counter_ns(), 0, self.invalid
@@ -167,15 +176,18 @@ class GpuSession:
         The columns: correlation u32; start_ns, end_ns u64 (monotonic; 0 where they cannot be true); device
         u16, less than DEVICES or DEVICES; stream u32; leaf u32, an index into names.leaves; kernel bool;
         left_out bool: the stack of its launch was not taken; single bool: a kernel that was launched by
-        itself, not as part of a graph; launch_ns u64, the enter of its launch (monotonic; 0: not known).
-        Waits are appended to `waits`, spans to `spans`.
+        itself, not as part of a graph; graph bool: the other kernels; nvtx u16, the path (gpu_ranges) that
+        its launch was in; launch_ns u64, the enter of its launch (monotonic; 0: not known); bytes u64, of
+        copies and memsets (0: not known).
+        Waits are appended to `waits`, spans to `spans`, NVTX ranges to `ranges`.
         """
         kind = slots["kind"]
         is_work = (kind >= KERNEL) & (kind <= MEMSET)
         count = int(np.count_nonzero(is_work))
         if count < len(slots):
-            names, clocks, waits, spans = (slots[kind == wanted] for wanted in (NAME_PART, CLOCK, WAIT, SPAN))
-            self.invalid += len(slots) - count - len(names) - len(clocks) - len(waits) - len(spans)
+            others = [slots[kind == wanted] for wanted in (NAME_PART, CLOCK, WAIT, SPAN, PATH_PART, RANGE)]
+            names, clocks, waits, spans, paths, ranges = others
+            self.invalid += len(slots) - count - sum(map(len, others))
             if len(names):
                 self.invalid += self.names.add(names.view(NAMES))
             if len(clocks):
@@ -184,6 +196,10 @@ class GpuSession:
                 self._take_waits(waits.view(WAITS), now_ns)
             if len(spans):
                 self._take_spans(spans.view(SPANS), now_ns)
+            if len(paths):
+                self.invalid += self.paths.add(paths.view(PATHS))
+            if len(ranges):
+                self._take_ranges(ranges.view(RANGES))
             slots = slots[is_work]
             kind = slots["kind"]
         if not count:
@@ -203,7 +219,10 @@ class GpuSession:
             "kernel": kernel,
             "left_out": slots["no_stack"] == 1,
             "single": kernel & (slots["graph"] == 0),
+            "graph": kernel & (slots["graph"] != 0),
+            "nvtx": np.where(slots["path"] < MAX_PATHS, slots["path"], 0),
             "launch_ns": slots["enter"],
+            "bytes": np.where(kernel | (slots["bytes"] > MAX_BYTES), np.uint64(0), slots["bytes"]),
         }
         # What ran before we listened belongs to nobody: its launches were not seen. It is no fault either.
         ours = (start == 0) | (start + np.uint64(TOLERANCE_NS) >= self.began_ns)
@@ -215,6 +234,13 @@ class GpuSession:
         ours = columns["start_ns"] + np.uint64(TOLERANCE_NS) >= self.began_ns
         if len(columns["start_ns"]):
             self.waits += self._by_epoch(columns.pop("epoch"), columns, ours, now_ns)
+
+    def _take_ranges(self, slots: NDArray[Any]) -> None:
+        columns, invalid = decode_ranges(slots, self.paths)
+        self.invalid += invalid
+        ours = columns["end_ns"] + np.uint64(TOLERANCE_NS) >= self.began_ns
+        if ours.any():
+            self.ranges.append({name: column[ours] for name, column in columns.items()})
 
     def _take_spans(self, slots: NDArray[Any], now_ns: int) -> None:
         for start_ns, end_ns in slots[["start_ns", "end_ns"]][-MAX_SPANS:].tolist():

@@ -18,9 +18,9 @@ from gpuprof.sampler.gpu_ring import WAIT_HAS_STREAM
 from gpuprof.snapshots.frames import NO_THREAD, FrameKind, WaitKind
 from gpuprof.snapshots.gpu_records import Joined, LeafStacks
 from gpuprof.snapshots.history import History
+from gpuprof.snapshots.rows import MAX_WEIGHT
 from gpuprof.snapshots.tables import Tables
 
-MAX_WEIGHT = float(1 << 32)
 _AS_THEY_ARE = ("epoch", "correlation", "start_ns", "end_ns", "weight")
 Columns = dict[str, NDArray[Any]]
 

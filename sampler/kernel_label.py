@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 
 from gpuprof.sampler.demangle import demangled, display_name
-from gpuprof.snapshots.names import clean
+from gpuprof.snapshots.names import MAX_FULL_NAME, clean
 
 MAX_LABEL = 160
 MAX_HINTS = 2
@@ -44,6 +44,11 @@ def kernel_label(raw: bytes) -> str:
     if not hints:
         return label
     return clean(f"{head}<{', '.join(hints)}>", MAX_LABEL)
+
+
+def full_kernel_name(raw: bytes) -> str:
+    """A kernel's name with all template arguments and parameters, cut at MAX_FULL_NAME. Never raises."""
+    return clean(demangled(raw), MAX_FULL_NAME)
 
 
 def _arguments(text: str, at: int) -> Iterator[str]:

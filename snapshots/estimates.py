@@ -32,7 +32,8 @@ class Sampled:
     """The rows of the samples of any number of groups, as equal-length columns.
 
     `thread`, `stack`: where in the tree a row stands; `group`: number of its group, from 0; `part`: what of
-    the group's total it stands for; `noise`: w (w - 1) d^2, in squares of the unit of `part`.
+    the group's total it stands for; `noise`: w (w - 1) d^2, in squares of the unit of `part`; `bytes`: what
+    of the bytes that the group's total has moved.
     """
 
     thread: Array
@@ -40,6 +41,7 @@ class Sampled:
     group: Array
     part: Array
     noise: Array
+    bytes: Array | None = None
 
     def __len__(self) -> int:
         return len(self.part)

@@ -25,6 +25,7 @@ from gpuprof.snapshots.time_share import Clustered
 __all__ = ["Label", "Nodes", "Weighed", "by_tables", "compact", "cpu_tree", "thread_mask", "tree_of"]
 
 Label = tuple[str, str, str, int, int]  # name, file, binary, line, kind
+_GPU_KERNELS = {FrameKind.GPU_KERNEL, FrameKind.GPU_COMM}
 _NOT_CUT_SHORT = {UNMATCHED_LAUNCH, STACK_NOT_TAKEN, NOT_SEEN}  # outermost frames that say something else
 
 
@@ -32,7 +33,7 @@ _NOT_CUT_SHORT = {UNMATCHED_LAUNCH, STACK_NOT_TAKEN, NOT_SEEN}  # outermost fram
 class Nodes:
     """A tree as columns, parents before children: node 0 is the root and its own parent; `label` indexes
     `labels`. `estimated` marks the rows whose total is not exact, `variance` is that of the total (both None:
-    all is exact).
+    all is exact). `bytes`: moved by the copies below (None: none).
     """
 
     parent: Array
@@ -43,6 +44,7 @@ class Nodes:
     labels: list[Label]
     variance: Array | None = None
     estimated: Array | None = None
+    bytes: Array | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,8 @@ class Weighed:
     """Rows to be folded, of one generation of tables: thread and stack of each, and its weight (None: 1).
 
     `variance`: of each row's weight, where that is an estimate of its own; `sampled`: more rows, which share
-    totals that are exact; `clustered`: the windows that rows, then sampled ones, were recorded in.
+    totals that are exact; `clustered`: the windows that rows, then sampled ones, were recorded in; `bytes`:
+    what rows, then sampled ones, have moved.
     """
 
     view: TablesView
@@ -60,6 +63,7 @@ class Weighed:
     variance: Array | None = None
     sampled: Sampled | None = None
     clustered: Clustered | None = None
+    bytes: Array | None = None
 
     def __len__(self) -> int:
         return len(self.thread) + (len(self.sampled) if self.sampled is not None else 0)
@@ -170,6 +174,7 @@ class _Level:
     total_weight: Array
     variance: Array | None = None
     estimated: Array | None = None
+    bytes: Array | None = None
 
 
 _Part = list[_Level]  # level 0: processes; then threads, where asked for; then frames
@@ -201,6 +206,8 @@ def _fold(rows: Weighed, *, by_thread: bool, labels: _Labels) -> _Part:
         label = frame_labels[view.frame[level.node]] if depth else level.group  # level 0 is relabelled below
         varies = None if level.more is None else level.more > 0
         part.append(_Level(level.parent, label, level.self_weight, level.total_weight, level.more, varies))
+    if rows.bytes is not None and rows.bytes.any():
+        _add_bytes(view, levels, part, group_of_row, stack, moved=rows.bytes)
     process_variance = part[0].variance
     if sampled is not None:
         _sampled_variance(view, levels, part, sampled, group_of_row[len(rows.thread) :])
@@ -222,6 +229,8 @@ def _fold(rows: Weighed, *, by_thread: bool, labels: _Labels) -> _Part:
         if process_variance is not None:
             processes.variance = np.bincount(part[0].parent, process_variance, len(owners))
             processes.estimated = ~(processes.variance == 0)
+        if part[0].bytes is not None:
+            processes.bytes = np.bincount(part[0].parent, part[0].bytes, len(owners))
         part.insert(0, processes)
         ids = owners
     else:
@@ -256,6 +265,18 @@ def _sampled_variance(
         _add_variance(level, together, marked)
 
 
+def _add_bytes(
+    view: TablesView, levels: list[Pairs], part: _Part, people: Array, stack: Array, *, moved: Array
+) -> None:
+    """Give the levels the bytes that rows have moved. `people`: the group of each row, as of the levels."""
+    copies = np.flatnonzero(moved)
+    size = len(view.parent)
+    found = summed(view, int(people.max()) + 1, people[copies], stack[copies], moved[copies])
+    for made, at, below in zip(part, levels, found, strict=False):
+        place = np.searchsorted(at.group * size + at.node, below.group * size + below.node)
+        made.bytes = np.bincount(place, below.total_weight, len(at.node))
+
+
 def _add_variance(level: _Level, variance: Array, marked: Array) -> None:
     level.variance = variance if level.variance is None else level.variance + variance
     level.estimated = marked if level.estimated is None else level.estimated | marked
@@ -268,7 +289,10 @@ def _frame_labels(view: TablesView, levels: list[Pairs], labels: _Labels) -> Arr
         used[view.frame[level.node]] = True
     found = np.zeros(len(used), np.intp)
     for frame in np.flatnonzero(used).tolist():
-        found[frame] = labels.of(frame_label(view, frame))
+        label = frame_label(view, frame)
+        # Kernels of one short name are one row, which shows the full name of the first.
+        key = ("kernel", label[0], label[2], label[4]) if label[4] in _GPU_KERNELS else None
+        found[frame] = labels.of(label, key)
     return found
 
 
@@ -297,6 +321,7 @@ def _joined(parts: list[_Part], labels: _Labels, *, merge: bool = False) -> Node
     exact = all(level.variance is None for part in parts for level in part)
     spread = sum((float(part[0].variance.sum()) for part in parts if part[0].variance is not None), 0.0)
     variances, marks = [np.full(1, spread)], [np.full(1, spread != 0)]
+    moved = [np.full(1, sum(float(part[0].bytes.sum()) for part in parts if part[0].bytes is not None))]
     positions: list[Array] = [root] * len(parts)  # for each part, where the rows of its last level went
     first = 0  # number of the first row of the last level
     for depth in range(max(map(len, parts), default=0)):
@@ -306,6 +331,9 @@ def _joined(parts: list[_Part], labels: _Labels, *, merge: bool = False) -> Node
         total = np.concatenate([level.total_weight for _, level in here])
         label = np.concatenate([level.label for _, level in here])
         variance, marked = _estimated([level for _, level in here])
+        bytes_moved = np.concatenate(
+            [np.zeros(len(level.label)) if level.bytes is None else level.bytes for _, level in here]
+        )
         if len(parts) == 1 and not merge:
             inverse = np.arange(len(label))
             merged_parent, merged_label = parents, label
@@ -319,6 +347,8 @@ def _joined(parts: list[_Part], labels: _Labels, *, merge: bool = False) -> Node
             total = np.bincount(inverse, total, len(merged))
             variance = np.bincount(inverse, variance, len(merged))
             marked = np.bincount(inverse, marked, len(merged)) > 0
+            bytes_moved = np.bincount(inverse, bytes_moved, len(merged))
+        moved.append(bytes_moved)
         variances.append(variance)
         marks.append(marked)
         first += len(columns[-1][0])
@@ -336,6 +366,7 @@ def _joined(parts: list[_Part], labels: _Labels, *, merge: bool = False) -> Node
         labels.items,
         None if exact else np.concatenate(variances),
         None if exact else np.concatenate(marks),
+        np.concatenate(moved) if moved[0][0] > 0 else None,
     )
 
 

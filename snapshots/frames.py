@@ -278,7 +278,9 @@ class StringDefs(Frame):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FunctionDefs(Frame):
-    """Functions: string ids of name, source file and binary, and a FrameKind."""
+    """Functions: string ids of name, source file and binary, and a FrameKind. The file of a GPU kernel is its
+    full name, where its name is short for it.
+    """
 
     KIND: ClassVar[str] = "functions"
     generation: int
@@ -338,7 +340,7 @@ class GpuWork(Frame):
     and stands for w launches; 0 where the launch was seen but its stack was not taken: then the leaf hangs
     below one frame of kind UNKNOWN named STACK_NOT_TAKEN. `nvtx`: the stack of the NVTX ranges that its
     launch was in, outermost first (0: none). `again`: 1 where an earlier row is of the same launch, as of a
-    graph.
+    graph. `bytes`: what a copy or memset moved (0: not known, or a kernel).
     """
 
     KIND: ClassVar[str] = "gpu_work"
@@ -352,6 +354,7 @@ class GpuWork(Frame):
     weight: F32 = later(1.0, "<f4")  # noqa: RUF009
     nvtx: U32 = later(0, "<u4")  # noqa: RUF009
     again: U8 = later(0, "<u1")  # noqa: RUF009
+    bytes: U64 = later(0, "<u8")  # noqa: RUF009
 
     def __post_init__(self) -> None:
         _fill(self, "start_ns")
@@ -401,7 +404,8 @@ class Query(Frame):
     """A folded tree of [start_ns, end_ns). Empty filter lists mean no filter; filters are combined by and.
 
     `cpus` is for samples only and `gpus` (UUIDs) for GPU work only: with another tree they are an error.
-    `scaled`: GPU time that was recorded for a part of the range only is scaled to all of it.
+    `scaled`: GPU time that was recorded for a part of the range only is scaled to all of it. `by_range`: GPU
+    time by the NVTX ranges of its launch first, whose frames stand above the host stack.
     """
 
     KIND: ClassVar[str] = "query"
@@ -417,6 +421,7 @@ class Query(Frame):
     max_nodes: int = 20_000
     gpus: list[str] = field(default_factory=list)
     scaled: bool = False
+    by_range: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -441,6 +446,8 @@ class Tree(Frame):
 
     `name`, `file`, `binary` index `strings` (0: none); `line` 0: none. `unit`: "samples" or "ns". `estimated`
     is 1 where the weight is not exact, and `error` then the standard error of `total_weight`, NaN elsewhere.
+    `bytes`: of the copies and memsets below, as far as they lie in the range. The `file` of a GPU kernel is
+    its full name, where `name` is short for it.
     """
 
     KIND: ClassVar[str] = "tree"
@@ -462,6 +469,7 @@ class Tree(Frame):
     truncated: int = 0  # weight of the stacks that did not reach the root of their thread, in `unit`
     estimated: U8 = later(0, "<u1")  # noqa: RUF009
     error: F64 = later(np.nan, "<f8")  # noqa: RUF009
+    bytes: F64 = later(0.0, "<f8")  # noqa: RUF009
 
     def __post_init__(self) -> None:
         _fill(self, "parent")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gpuprof.snapshots import fold, gaps, launch_estimates, time_share
+from gpuprof.snapshots import fold, gaps, launch_estimates, range_tree, time_share
 from gpuprof.snapshots.columns import Array, Rows
 from gpuprof.snapshots.frames import STACK_NOT_TAKEN, UNMATCHED_LAUNCH, FrameKind, GpuFacts, Query, Tree
 from gpuprof.snapshots.gaps import Shares, Spans
@@ -66,7 +66,8 @@ def gpu_tree(query: Query, work: Sequence[TaggedRows], devices: Devices) -> Tree
     """Return the answer to a query of GPU time. `work`: rows that touch the range."""
     parts = [_asked_for(query, view, blocks) for view, blocks in fold.by_tables(work)]
     scale = _Scale.of(devices) if query.scaled else None
-    tree = fold.tree_of(query, [_weighed(work, scale) for work in parts], name="gpu", unit="ns")
+    weighed = [_weighed(work, scale, by_range=query.by_range) for work in parts]
+    tree = fold.tree_of(query, weighed, name="gpu", unit="ns")
     said = _summary(query, _device_times(query, parts, devices), devices)
     return replace(tree, summary=said + (scale.sentence() if scale is not None else ""))
 
@@ -82,7 +83,7 @@ def observed_spans(gauge: Gauge) -> Spans:
 
 
 def _asked_for(query: Query, view: TablesView, blocks: Sequence[Rows]) -> _Work:
-    names = ("start_ns", "end_ns", "gpu", "thread", "stack", "weight")
+    names = ("start_ns", "end_ns", "gpu", "thread", "stack", "weight", "bytes", "nvtx")
     columns = {name: np.concatenate([rows.columns[name] for rows in blocks]) for name in names}
     if query.gpus:
         wanted = set(query.gpus)
@@ -137,20 +138,28 @@ class _Scale:
         return f"{SUMMARY_SEPARATOR}the tree is scaled from the {shares} of the time that was recorded"
 
 
-def _weighed(work: _Work, scale: _Scale | None = None) -> fold.Weighed:
-    columns, inside = work.columns, work.inside_ns
+def _weighed(work: _Work, scale: _Scale | None = None, *, by_range: bool = False) -> fold.Weighed:
+    columns, inside, view = work.columns, work.inside_ns, work.view
     if work.kept is not None:
         columns, inside = {name: column[work.kept] for name, column in columns.items()}, inside[work.kept]
     factor, clustered = None, None
     if scale is not None and len(inside):
         inside, factor, clustered = scale.apply(work.view, columns, inside)
+    moved = _moved(columns, inside)
+    host_stack = columns["stack"]
+    if by_range:
+        view, stack = range_tree.below_ranges(view, columns["nvtx"], host_stack)
+        columns = {**columns, "stack": stack}
     if not len(inside) or (columns["weight"] == 1).all():
         weight = inside if factor is None else inside * factor
-        return fold.Weighed(work.view, columns["thread"], columns["stack"], weight, clustered=clustered)
-    leaves = _leaves(work.view, columns["stack"])
+        moved = moved if moved is None or factor is None else moved * factor
+        return fold.Weighed(
+            view, columns["thread"], columns["stack"], weight, clustered=clustered, bytes=moved
+        )
+    leaves = _leaves(work.view, host_stack)
     usable = (columns["weight"] > 0) & ~leaves.unmatched & ~leaves.not_taken
     stays, rows, sampled = launch_estimates.spread(
-        work.view, columns, inside, without=leaves.not_taken, usable=usable
+        view, columns, inside, without=leaves.not_taken, usable=usable, moved=moved, by_range=by_range
     )
     thread, stack, weight = columns["thread"][stays], columns["stack"][stays], inside[stays]
     if factor is not None and clustered is not None:
@@ -161,7 +170,22 @@ def _weighed(work: _Work, scale: _Scale | None = None) -> fold.Weighed:
             sampled = replace(sampled, part=sampled.part * more, noise=sampled.noise * more**2)
             of_row = np.concatenate([of_row, clustered.of_row[rows]])
         clustered = replace(clustered, of_row=of_row)
-    return fold.Weighed(work.view, thread, stack, weight, sampled=sampled, clustered=clustered)
+    if moved is not None:
+        moved = moved[stays] if factor is None else moved[stays] * factor[stays]
+        if sampled is not None and sampled.bytes is not None:
+            shared = sampled.bytes if factor is None else sampled.bytes * factor[rows]
+            moved = np.concatenate([moved, shared])
+    return fold.Weighed(view, thread, stack, weight, sampled=sampled, clustered=clustered, bytes=moved)
+
+
+def _moved(columns: Mapping[str, Array], inside_ns: Array) -> Array | None:
+    """Return what each row has moved within the range, as if at an even speed; None where nothing was."""
+    if not columns["bytes"].any():
+        return None
+    length = (columns["end_ns"] - columns["start_ns"]).astype(np.float64)
+    share = np.divide(inside_ns, length, out=np.zeros(len(length)), where=length > 0)
+    moved: Array = columns["bytes"] * share
+    return moved
 
 
 # --------------------------------------------------------------------------------------------------- in words

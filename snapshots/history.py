@@ -129,20 +129,22 @@ class History:
         weight: ArrayLike = 1.0,
         nvtx: ArrayLike = 0,
         again: ArrayLike = 0,
+        bytes: ArrayLike = 0,
         tables: Tables | None = None,
     ) -> None:
         """Add GPU work (frames.GpuWork), as equal-length columns with ids of the current generation (or of
-        `tables`); `weight`, `nvtx` and `again` may be one for all.
+        `tables`); `weight`, `nvtx`, `again` and `bytes` may be one for all.
 
         ValueError for ids that are not defined, work that ends before it starts or lies further in the future
         than a clock can, and columns of different lengths.
         """
         count = len(np.asarray(start_ns))
         weight = rows.weights(weight, count)
-        nvtx, again = (
-            np.broadcast_to(value, (count,)) if np.ndim(value) == 0 else value for value in (nvtx, again)
+        others = (
+            np.broadcast_to(value, (count,)) if np.ndim(value) == 0 else value
+            for value in (nvtx, again, bytes)
         )
-        values = (start_ns, end_ns, gpu, stream, thread, stack, weight, nvtx, again)
+        values = (start_ns, end_ns, gpu, stream, thread, stack, weight, *others)
         columns = rows.columns_of(GPU_WORK_COLUMNS, values)
         if not len(columns["start_ns"]):
             return

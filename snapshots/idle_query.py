@@ -26,6 +26,7 @@ _LAUNCH_SHARE = (
 _TINY_NS = 10_000  # kernels and gaps so short, launched one after the other, are bound by launching too
 _TINY_GAP_NS = 50_000
 _TINY_SHARE = 0.1
+_TALK_SHARE = 0.05  # of the range, from which communication is worth a word
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +114,10 @@ def _sentence(
 ) -> str:
     """Return, for example: GPU 0 idle 1.8 of 3.7 s; 71 % in _next_data (dataloader.py:733), on CPU; …"""
     idle = device.idle.total_ns
+    talk = f"communication alone for {_of(device.alone_ns, length_ns)}, waiting for other devices"
+    waits_for_others = device.alone_ns > _TALK_SHARE * length_ns
     if not idle:
-        return f"{name} was not seen idle"
+        return f"{name} was not seen idle" + (f"; {talk}" if waits_for_others else "")
     said = [f"{name} idle {_of(idle, length_ns)}"]
     if not device.feeders:
         said.append("no thread launched work on it in the last minutes")
@@ -131,6 +134,8 @@ def _sentence(
     if count > 1:
         minutes = "5 min" if device.known_ns >= LOOK_BACK_NS else known
         said.append(f"{count} such gaps in the last {minutes}")
+    if waits_for_others:
+        said.insert(0 if device.alone_ns > idle else len(said), f"{name} {talk}")
     return "; ".join(said)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from gpuprof.snapshots import fold, gaps
 from gpuprof.snapshots.columns import Array
+from gpuprof.snapshots.frames import FrameKind
 from gpuprof.snapshots.gaps import Spans
 from gpuprof.snapshots.gpu_tree import Gauge, observed_spans
 from gpuprof.snapshots.people import People
@@ -28,7 +29,7 @@ class DeviceIdle:
 
     `feeders`: numbers (People) of the threads that feed it; `recent`: its idle spans of the last
     LOOK_BACK_NS; `known_ns`: how much of those was recorded at all; `kernels`, `kernel_ns`: work that touches
-    the range, and its summed time.
+    the range, and its summed time; `alone_ns`: time in the range in which communication was all that ran.
     """
 
     uuid: str
@@ -38,6 +39,7 @@ class DeviceIdle:
     known_ns: int
     kernels: int
     kernel_ns: int
+    alone_ns: int = 0
 
 
 def device_idle(
@@ -59,7 +61,7 @@ def device_idle(
     for uuid, gauge in observed.items():
         if asked and uuid not in asked:
             continue
-        mine = found.get(uuid, _Work([], [], set(), set(), 0, 0))
+        mine = found.get(uuid, _Work([], [], set(), set(), 0, 0, []))
         busy = (
             gaps.union(*(np.concatenate(parts) for parts in (mine.start, mine.end))) if mine.start else None
         )
@@ -70,7 +72,7 @@ def device_idle(
         devices.append(
             DeviceIdle(
                 uuid, recent.clipped(low_ns, high_ns), _known(feeders, people), recent, high_ns - first_ns,
-                mine.kernels, mine.kernel_ns,
+                mine.kernels, mine.kernel_ns, _alone(mine, low_ns, high_ns),
             )
         )  # fmt: skip
     return devices
@@ -84,25 +86,37 @@ class _Work:
     before: set[int]
     kernels: int
     kernel_ns: int
+    talks: list[Array]  # masks: which rows are communication
+
+
+def _alone(work: _Work, low_ns: int, high_ns: int) -> int:
+    """Return for how long communication ran and nothing else: the device then waits for others."""
+    if not any(mask.any() for mask in work.talks):
+        return 0
+    start, end, talks = (np.concatenate(parts) for parts in (work.start, work.end, work.talks))
+    alone = gaps.union(start[talks], end[talks]).minus(gaps.union(start[~talks], end[~talks]))
+    return alone.clipped(low_ns, high_ns).total_ns
 
 
 def _work_by_device(work: Sequence[TaggedRows], people: People, low_ns: int) -> dict[str, _Work]:
     found: dict[str, _Work] = {}
     for view, blocks in fold.by_tables(work):
-        gpu, start, end, thread = (
+        gpu, start, end, thread, stack = (
             np.concatenate([rows.columns[name] for rows in blocks])
-            for name in ("gpu", "start_ns", "end_ns", "thread")
+            for name in ("gpu", "start_ns", "end_ns", "thread", "stack")
         )
+        talks = view.kind[view.frame_function[view.frame[stack]]] == FrameKind.GPU_COMM
         person = people.of(view, thread)
         start, end = start.astype(np.int64), end.astype(np.int64)
         numbers, of_row = fold.compact(gpu, int(gpu.max()) + 1)
         for place, number in enumerate(numbers.tolist()):
-            part = found.setdefault(view.strings[number], _Work([], [], set(), set(), 0, 0))
+            part = found.setdefault(view.strings[number], _Work([], [], set(), set(), 0, 0, []))
             rows = slice(None) if len(numbers) == 1 else np.flatnonzero(of_row == place)
             starts, ends, people_here = start[rows], end[rows], person[rows]
             inside = ends > low_ns
             part.start.append(starts)
             part.end.append(ends)
+            part.talks.append(talks[rows])
             part.in_range |= set(np.flatnonzero(np.bincount(people_here[inside])).tolist())
             part.before |= set(np.flatnonzero(np.bincount(people_here)).tolist())
             part.kernels += int(np.count_nonzero(inside))

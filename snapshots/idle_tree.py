@@ -29,7 +29,7 @@ from gpuprof.snapshots.idle_spans import DeviceIdle
 from gpuprof.snapshots.table_view import TablesView
 from gpuprof.snapshots.timelines import NOBODY, Samples, ThreadWaits, Timelines, waits_for_gil
 
-MAX_LINKS = 3
+MAX_LINKS = 5
 MEANWHILE = "meanwhile "
 _LEAST_EXPLAINED = 0.01  # of the device's idle time: shorter waits keep the stack of their waker
 _MOST_EXPLAINED = 200  # waits of one device, by place and waker

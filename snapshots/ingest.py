@@ -38,7 +38,7 @@ from gpuprof.snapshots.frames import (
     WaitKind,
     Waits,
 )
-from gpuprof.snapshots.names import clean
+from gpuprof.snapshots.names import MAX_FULL_NAME, clean
 from gpuprof.snapshots.tables import Tables
 from gpuprof.snapshots.work_frames import Ranges
 
@@ -187,7 +187,11 @@ class Ingest:
 
     def _string_defs(self, frame: StringDefs) -> None:
         foreign = self._foreign(frame.generation)
-        _append(foreign.strings, frame.first, [foreign.tables.string(clean(text)) for text in frame.strings])
+        _append(
+            foreign.strings,
+            frame.first,
+            [foreign.tables.string(clean(text, MAX_FULL_NAME)) for text in frame.strings],
+        )
 
     def _function_defs(self, frame: FunctionDefs) -> None:
         foreign = self._foreign(frame.generation)
@@ -255,6 +259,7 @@ class Ingest:
             weight=frame.weight,
             nvtx=stacks[_in_range(frame.nvtx, len(stacks))],
             again=frame.again,
+            bytes=frame.bytes,
             tables=foreign.tables,
         )
 

@@ -21,18 +21,28 @@ _DENSE_KEYS = 1 << 22
 
 
 def spread(
-    view: TablesView, columns: dict[str, Array], duration_ns: Array, *, without: Array, usable: Array
+    view: TablesView,
+    columns: dict[str, Array],
+    duration_ns: Array,
+    *,
+    without: Array,
+    usable: Array,
+    moved: Array | None = None,
+    by_range: bool = False,
 ) -> tuple[Array, Array, Sampled | None]:
     """Return a mask of the rows that stay as they are, and which rows stand for the others, by number and as
     a sample (None: all stay).
 
     `columns`: gpu, thread, stack and weight of rows of GPU work; `without`: mask of those whose stack was not
-    taken; `usable`: of those that have the stack of their own launch.
+    taken; `usable`: of those that have the stack of their own launch; `moved`: bytes of each row (None:
+    none), which are shared as the time is; `by_range`: kernels in different NVTX ranges are different ones.
     """
     stays = np.ones(len(without), np.bool_)
     if not without.any() or not usable.any():
         return stays, np.zeros(0, np.int64), None
     group, count = _groups(view, columns)
+    if by_range:
+        group, count = _apart(group, columns["nvtx"])
     duration = duration_ns.astype(np.float64)
     missing = np.bincount(group[without], duration[without], count)
     weight = columns["weight"].astype(np.float64)
@@ -50,7 +60,18 @@ def spread(
     noise = part * (part + duration[rows])  # w' (w' - 1) d^2
     _, numbers = np.unique(group[rows], return_inverse=True)
     thread, stack = columns["thread"][rows], columns["stack"][rows]
-    return stays, rows, Sampled(thread, stack, numbers.reshape(-1), part, noise)
+    shared = None
+    if moved is not None:
+        lacking = np.bincount(group[without], moved[without], count)
+        shared = part * np.divide(lacking, missing, out=np.zeros(count), where=missing > 0)[group[rows]]
+    return stays, rows, Sampled(thread, stack, numbers.reshape(-1), part, noise, shared)
+
+
+def _apart(group: Array, also: Array) -> tuple[Array, int]:
+    """Return the numbers of the pairs of two columns, and how many there are."""
+    _, second = np.unique(also, return_inverse=True)
+    pairs, number = np.unique(group * (int(second.max()) + 1) + second.reshape(-1), return_inverse=True)
+    return number.reshape(-1), len(pairs)
 
 
 def _groups(view: TablesView, columns: dict[str, Array]) -> tuple[Array, int]:

@@ -13,6 +13,9 @@ _MAX_COMBINING = (
 )
 
 
+MAX_FULL_NAME = 2048  # characters of a kernel's name in full
+
+
 def clean(raw: str | bytes, limit: int = 512) -> str:
     """Return `raw` as text that is safe to draw and at most `limit` characters long.
 

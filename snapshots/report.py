@@ -19,6 +19,7 @@ from gpuprof.snapshots import tree as trees
 from gpuprof.snapshots.frames import FrameKind, Query, SourceStatus, Tree
 from gpuprof.snapshots.gpu_tree import SUMMARY_SEPARATOR
 from gpuprof.snapshots.history import History
+from gpuprof.snapshots.moved_text import moved_text
 from gpuprof.snapshots.names import clean, fit, width
 from gpuprof.snapshots.report_charts import gpu_charts, gpu_lines
 from gpuprof.snapshots.report_rates import rate_lines, rates_between
@@ -56,13 +57,15 @@ def json_report(history: History, query: Query, rates: Sequence[str] = ()) -> di
     for row in trees.rows(tree):
         node: dict[str, Any] = {"name": row.name, "kind": row.kind.label}
         if row.file:
-            node["file"] = row.file
+            node["full_name" if row.is_kernel else "file"] = row.file
         if row.line:
             node["line"] = row.line
         if row.binary:
             node["binary"] = row.binary
         node["self"] = _number(row.self_weight)
         node["total"] = _number(row.total_weight)
+        if row.bytes:
+            node["bytes"] = round(row.bytes)
         if row.estimated:
             node["estimated"] = True
             if row.error is not None and tree.unit == "ns":
@@ -255,7 +258,9 @@ def _bar(share: float) -> str:
 
 def _label(row: trees.TreeRow, cells: int) -> str:
     name = row.name
-    if row.file:
+    if row.kind == FrameKind.GPU_COPY and row.bytes:
+        place = f" ({moved_text(row.bytes, row.total_weight)})"
+    elif row.file and not row.is_kernel:
         base = row.file.rsplit("/", 1)[-1]
         place = f" ({base}:{row.line})" if row.line else f" ({base})"
     elif row.binary and row.kind in {FrameKind.NATIVE, FrameKind.JIT, FrameKind.KERNEL_SPACE}:

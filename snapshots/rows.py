@@ -17,7 +17,7 @@ from gpuprof.snapshots.tables import Tables
 SAMPLE_COLUMNS = {"time_ns": "<u8", "cpu": "<u2", "thread": "<u4", "stack": "<u4"}
 GPU_WORK_COLUMNS = {
     "start_ns": "<u8", "end_ns": "<u8", "gpu": "<u4", "stream": "<u4", "thread": "<u4", "stack": "<u4",
-    "weight": "<f4", "nvtx": "<u4", "again": "<u1",
+    "weight": "<f4", "nvtx": "<u4", "again": "<u1", "bytes": "<u8",
 }  # fmt: skip
 WAIT_COLUMNS = {
     "start_ns": "<u8", "end_ns": "<u8", "thread": "<u4", "stack": "<u4", "waker": "<u4", "weight": "<f4",

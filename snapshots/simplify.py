@@ -46,7 +46,7 @@ def without_internals(tree: Tree) -> Simplified:
     """
     columns = (
         tree.name, tree.file, tree.binary, tree.line, tree.kind, tree.self_weight, tree.total_weight,
-        tree.estimated, tree.error,
+        tree.estimated, tree.error, tree.bytes,
     )  # fmt: skip
     if not tree.strings or any(len(column) != len(tree.parent) for column in columns):
         raise FrameError("a tree whose columns differ in length")
@@ -134,6 +134,7 @@ def _merged(tree: Tree, parent: Ints, hidden: Bools, depth: Ints) -> Nodes:
         labels=labels,
         variance=variance,
         estimated=estimated,
+        bytes=np.bincount(group[shown], tree.bytes[shown], made) if tree.bytes.any() else None,
     )
 
 

@@ -29,7 +29,7 @@ from gpuprof.snapshots.frames import (
     ThreadDef,
     ThreadDefs,
 )
-from gpuprof.snapshots.names import clean
+from gpuprof.snapshots.names import MAX_FULL_NAME, clean
 from gpuprof.snapshots.table_view import ChangeCursor, TableCursor, TablesView, ancestors, frame_label
 
 MAX_NODES = 1 << 17
@@ -58,6 +58,7 @@ class Tables:
         self._string_ids: dict[str, int] = {"": 0}
         self._string_bytes = 0
         self._functions: dict[tuple[int, int, int, int], int] = {}
+        self._kernels: dict[tuple[int, int, int], int] = {}  # by name, binary and kind
         self._name = GrowingColumn("<u4")
         self._file = GrowingColumn("<u4")
         self._binary = GrowingColumn("<u4")
@@ -103,6 +104,17 @@ class Tables:
             self.string(clean(binary) if binary else ""),
             int(kind),
         )
+
+    def kernel(self, name: str, full_name: str, binary: str, kind: FrameKind) -> int:
+        """Return the id of a GPU kernel, whose file is its full name ("": the same as its name): the first
+        that came, since kernels of one name are one function.
+        """
+        key = (self.string(clean(name)), self.string(clean(binary)), int(kind))
+        found = self._kernels.get(key)
+        if found is None:
+            full = self.string(clean(full_name, MAX_FULL_NAME) if full_name else "")
+            found = self._kernels[key] = self.function_of_ids(key[0], full, *key[1:])
+        return found
 
     def function_of_ids(self, name: int, file: int, binary: int, kind: int) -> int:
         """Return the id of a function whose name, file and binary are string ids of this generation."""
@@ -307,6 +319,7 @@ class Tables:
         self._children = ChildTable()
         self._frames = {}
         self._functions = {}
+        self._kernels = {}
         self._string_ids = {}
         for column in (self._parent, self._node_frame, self._depth, self._frame_function, self._frame_line):
             column.trim()

@@ -25,7 +25,7 @@ _LEAST_OF_ALL = 1 / 3
 _LEAST_OF_CALLER = 1 / 2
 _LEAST_LOOKED_AT = 0.002  # of the whole: rows below it are not looked at
 _MAX_STEPS = 200
-_MAX_LINKS = 4
+_MAX_LINKS = 6
 RUNNABLE = "runnable, not scheduled"
 ON_CPU = "on CPU"
 TIMER = f"{WOKEN_BY}a timer"
@@ -209,14 +209,14 @@ def _by_whom(rows: _Rows, waits: Sequence[int], amount: float, depth: int) -> st
         who = f"held up by {rows.name(scope[0]).removeprefix(MEANWHILE)}"
     elif name == TIMER:
         return ""  # it slept, or gave up
-    inner = rows.descend(scope, rows.python)
-    if inner:
-        return f", {clean(who, 60)} in {rows.place(inner)}"
-    if depth < _MAX_LINKS:
+    if depth < _MAX_LINKS:  # it mostly waited itself: whoever was at work behind it is more telling
         state, _ = _state(rows, scope, depth + 1)
         _, comma, further = state.partition(", ")
         if comma and " in " in further:
             return f", {further}"
+    inner = rows.descend(scope, rows.python)
+    if inner:
+        return f", {clean(who, 60)} in {rows.place(inner)}"
     inner = rows.descend(scope, rows.native)
     return f", {clean(who, 60)}" + (f" in {rows.place(inner)}" if inner else "")
 

@@ -77,6 +77,8 @@ def build(
         total,
         truncated=truncated,
     )
+    if rows.bytes is not None:
+        built = replace(built, bytes=rows.bytes[order])
     if rows.variance is None or rows.estimated is None:
         return built
     estimated = rows.estimated[order]
@@ -86,7 +88,9 @@ def build(
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """The rows that stay, as columns; the two of estimates are None where all is exact."""
+    """The rows that stay, as columns; the two of estimates are None where all is exact, `bytes` where nothing
+    was copied.
+    """
 
     parent: Array
     label: Array
@@ -95,6 +99,7 @@ class _Rows:
     total: Array
     variance: Array | None
     estimated: Array | None
+    bytes: Array | None
 
 
 def _cut(nodes: Nodes, min_fraction: float, max_nodes: int) -> tuple[_Rows, list[Label]]:
@@ -137,8 +142,12 @@ def _cut(nodes: Nodes, min_fraction: float, max_nodes: int) -> tuple[_Rows, list
         marked = np.bincount(at, nodes.estimated[gone_top], len(total)) > 0
         variance = np.concatenate([nodes.variance[kept], spread[with_other]])
         estimated = np.concatenate([nodes.estimated[kept], marked[with_other]])
+    moved = None
+    if nodes.bytes is not None:
+        cut = np.bincount(at, nodes.bytes[gone_top], len(total))
+        moved = np.concatenate([nodes.bytes[kept], cut[with_other]])
     total = np.concatenate([total[kept], sums[with_other]])
-    return _Rows(parent, label, depth, own, total, variance, estimated), labels
+    return _Rows(parent, label, depth, own, total, variance, estimated, moved), labels
 
 
 def _row_count(parent: Array, keep: Array) -> int:
@@ -183,7 +192,7 @@ def _preorder(
 @dataclass(frozen=True, slots=True)
 class TreeRow:
     """One row of a tree. `depth` 0 is the root; `children` counts the direct ones; `error` is the standard
-    error of an estimated total, None where it is not known.
+    error of an estimated total, None where it is not known; `bytes` were moved by copies and memsets.
     """
 
     index: int
@@ -198,6 +207,12 @@ class TreeRow:
     children: int
     estimated: bool = False
     error: float | None = None
+    bytes: float = 0.0
+
+    @property
+    def is_kernel(self) -> bool:
+        """Whether `file` is the kernel's full name."""
+        return self.kind in {FrameKind.GPU_KERNEL, FrameKind.GPU_COMM}
 
 
 def depths(tree: Tree) -> Array:
@@ -243,9 +258,10 @@ def rows(tree: Tree) -> Iterator[TreeRow]:
         tree.total_weight.tolist(),
         tree.estimated.tolist(),
         tree.error.tolist(),
+        tree.bytes.tolist(),
         strict=True,
     )
-    for index, (name, file, binary, line, kind, own, total, estimated, error) in enumerate(columns):
+    for index, (name, file, binary, line, kind, own, total, estimated, error, moved) in enumerate(columns):
         yield TreeRow(
             index,
             depth[index],
@@ -259,4 +275,5 @@ def rows(tree: Tree) -> Iterator[TreeRow]:
             children[index],
             bool(estimated),
             error if estimated and math.isfinite(error) else None,
+            moved if math.isfinite(moved) and moved > 0 else 0.0,
         )

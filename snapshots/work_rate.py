@@ -40,7 +40,7 @@ from gpuprof.snapshots.work_frames import (
 if TYPE_CHECKING:
     from gpuprof.snapshots.history import History
 
-LOOK_BACK_NS = (2 * 10**9, 60 * 10**9)  # for the occurrence with which the first window begins, step by step
+LOOK_BACK_NS = (5 * 10**8, 5 * 10**9, 60 * 10**9)  # for where the first window begins, step by step
 ENOUGH_BEFORE = 5  # occurrences before the range, so that the usual interval is known
 QUIET_NS = (
     2 * 10**9

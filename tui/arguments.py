@@ -121,6 +121,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     report.add_argument("--by-thread", action="store_true", help="a row for each thread")
     report.add_argument(
+        "--by-range", action="store_true", help="GPU time: by the NVTX ranges that launched it first"
+    )
+    report.add_argument(
         "--scale",
         action="store_true",
         help="GPU time: scale what was recorded now and then to the whole range, with its error",

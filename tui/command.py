@@ -160,6 +160,7 @@ def _report(options: argparse.Namespace) -> int:
     query = Query(
         0, options.tree, start_ns, end_ns,
         pids=options.pid, by_thread=options.by_thread, scaled=options.scale,
+        by_range=options.by_range,
     )  # fmt: skip
     if options.json:
         print(json_text(json_report(history, query, options.rate)))

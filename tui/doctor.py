@@ -11,7 +11,6 @@ import os
 import select
 import socket
 import stat
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -95,6 +94,8 @@ def try_kernel(command: Sequence[str] = ()) -> Iterator[Finding]:
         and privileges.CAP_BPF not in capabilities
     ):
         return
+    import subprocess  # not on the way to the screen, which should open at once
+
     argv = command or children.python_argv("gpuprof.bpf.features")
     try:
         answer = subprocess.run(argv, capture_output=True, timeout=_PROBE_SECONDS, check=False)

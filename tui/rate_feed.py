@@ -21,7 +21,7 @@ IDS_FROM = 1 << 29  # of the questions: trees are numbered from 1, fetches from 
 SERIES_FROM = 0xFFF0_0000  # of the readings that are made here, which no sampler's series have
 WINDOW_NS = 200_000_000
 WINDOWS = 2000  # in one piece
-PERIOD_NS = 1 * 10**9
+PERIOD_NS = 2 * 10**9
 NOTHING_PERIOD_NS = 3 * 10**9  # more, of what does not occur
 LOOP_PERIOD_NS = 10 * 10**9
 TIMEOUT_NS = 15 * 10**9
@@ -78,6 +78,7 @@ class RateFeed:
         self._store = store
         self._watches: list[_Watch] = []
         self._loop: _Watch | None = None
+        self._has_looped = self._is_file = False
         self._slots = itertools.count(LOOP_SLOT + 1)
         self._series = itertools.count()
         self._number = itertools.count(IDS_FROM)
@@ -120,7 +121,8 @@ class RateFeed:
         for key in keys:
             if key not in known:
                 self._add(Choice(WorkKind.KERNELS, "", gpu=key[1]), key)
-        if gpus and self._loop is None:
+        if gpus and not self._has_looped:
+            self._has_looped = True
             self._loop = _Watch(Choice(WorkKind.LOOP, ""), ("work_rate_hz", None, None, LOOP_SLOT), 0)
 
     def restart(self) -> None:
@@ -143,6 +145,7 @@ class RateFeed:
                 return self._pinned_query(pinned, local_ns)
         if self.view is None:
             return None
+        self._is_file = span is not None
         end = span[1] + AFTER_NS if span is not None else now_ns - LATE_NS
         start = max(self.view[0], span[0] if span is not None else 0)
         pieces = [
@@ -206,6 +209,8 @@ class RateFeed:
 
     def _found_loop(self, counted: Counted) -> None:
         """From now on the range that was found is counted, even should another be more regular later."""
+        if counted.reason and self._is_file:
+            self._loop = None  # there will be none
         if counted.name and not counted.reason and self._loop is not None:
             choice, key, self._loop = Choice(WorkKind.RANGE, counted.name), self._loop.key, None
             self._add(choice, key)

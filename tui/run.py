@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.resources
 import os
 import signal
+import sys
 import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -17,8 +18,10 @@ from pathlib import Path
 from typing import NoReturn
 
 from gpuprof.snapshots.errors import EXIT_UNAVAILABLE, EXIT_USAGE, GpuprofError
+from gpuprof.snapshots.names import clean
 
 VARIABLE = "CUDA_INJECTION64_PATH"
+NVTX = "NVTX_INJECTION64_PATH"  # the library that is told of the program's NVTX ranges
 NEXT = "GPUPROF_NEXT_INJECTION"  # the library that was named before, which ours loads
 LIBRARY = "libgpuprof_inject.so"
 
@@ -29,6 +32,8 @@ def run(command: Sequence[str]) -> NoReturn:
 
     path = find_program(command[0])
     environ = environment(os.environ)
+    if note := nvtx_note(environ):
+        print(f"gpuprof-tui: {clean(note, 400)}", file=sys.stderr)
     caller = privileges.sudo_caller(os.environ) if os.geteuid() == 0 else None
     if caller is not None:
         privileges.become(caller, no_new_privs=False)
@@ -45,8 +50,9 @@ def run(command: Sequence[str]) -> NoReturn:
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment of a workload whose GPU work can be recorded.
 
-    A library that the variable names already is loaded by ours, since the driver loads one only. GpuprofError
-    where ours was not built or cannot be read, or the other one uses CUPTI, too.
+    A library that the variable names already is loaded by ours, since the driver loads one only. One that is
+    told of NVTX ranges already goes on being told, and ours is not (`nvtx_note`). GpuprofError where ours was
+    not built or cannot be read, or the other one uses CUPTI, too.
     """
     library = str(find_library())
     given = environ.get(VARIABLE, "")
@@ -60,7 +66,16 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
             "install gpuprof-tui where every user can read it",
             EXIT_UNAVAILABLE,
         )
-    return {**environ, VARIABLE: library, **following}
+    nvtx = {} if environ.get(NVTX) else {NVTX: library}
+    return {**environ, VARIABLE: library, **nvtx, **following}
+
+
+def nvtx_note(environ: Mapping[str, str]) -> str:
+    """What to say where another library is told of the program's NVTX ranges; empty where none is."""
+    given = environ.get(NVTX, "")
+    if not given or os.path.realpath(given) == os.path.realpath(find_library()):
+        return ""
+    return f"{NVTX} is set already, to {given}: NVTX ranges are not recorded"
 
 
 def _check_other(path: str) -> None:

@@ -88,6 +88,7 @@ class TreeFeed:
     pinned: tuple[int, int] | None = None
     filter: Filter = Filter()
     by_thread: bool = False
+    by_range: bool = False  # the tree of GPU time, by NVTX range
     paused: bool = False
     gpu: str | None = None  # UUID of the device that the charts show; None: all of them
     _last_id: int = 0
@@ -114,13 +115,20 @@ class TreeFeed:
         return self.tree != "cpu" and bool(self.filter.cpus)
 
     def set(
-        self, *, filter: Filter | None = None, by_thread: bool | None = None, tree: str | None = None
+        self,
+        *,
+        filter: Filter | None = None,
+        by_thread: bool | None = None,
+        by_range: bool | None = None,
+        tree: str | None = None,
     ) -> None:
         """Change what is asked for."""
         if filter is not None:
             self.filter = filter
         if by_thread is not None:
             self.by_thread = by_thread
+        if by_range is not None:
+            self.by_range = by_range
         if tree is not None:
             self.tree = tree
         self._stale = True
@@ -155,7 +163,8 @@ class TreeFeed:
         kept = self.filter
         query = Query(self._last_id, self.tree, start, end, list(kept.pids), list(kept.tids))
         if self.tree in GPU_TREES:
-            query = replace(query, gpus=[self.gpu] if self.gpu else [])
+            by_range = self.by_range and self.tree == "gpu"
+            query = replace(query, gpus=[self.gpu] if self.gpu else [], by_range=by_range)
         elif self.tree == "cpu":
             query = replace(query, cpus=list(kept.cpus))
         return replace(query, by_thread=self.by_thread)

@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "calls.h"
 #include "names.h"
+#include "nvtx.h"
 #include "session.h"
 
 #include <signal.h>
@@ -96,7 +97,9 @@ int attach(char *problem, size_t problem_size)
     pthread_mutex_lock(&session.writer);
     uint32_t epoch = header->epoch = __atomic_add_fetch(&session.epoch, 1, __ATOMIC_RELEASE);
     names_forget_sent();
+    paths_forget_sent();
     pthread_mutex_unlock(&session.writer);
+    nvtx_listen(1); /* goes on in pauses of the budget, so that ranges are counted exactly */
 
     set_attributes();
     session.cupti.cuptiActivityRegisterCallbacks(records_buffer_requested, records_buffer_completed);
@@ -123,8 +126,11 @@ void detach_soon(const char *message, int pausing)
 {
     calls_enable_more(&session.cupti, subscriber, 1);
     __atomic_store_n(&session.pausing, pausing, __ATOMIC_RELAXED);
-    if (!pausing)
+    if (!pausing) {
+        nvtx_listen(0);
+        nvtx_flush(now_ns(), 1);
         ring_say(&session.ring, RING_DETACHING, message);
+    }
     set_phase(DETACH_WANTED);
 }
 
@@ -138,7 +144,9 @@ void resume(void)
     if (!__atomic_exchange_n(&session.pausing, 0, __ATOMIC_RELAXED)) {
         pthread_mutex_lock(&session.writer);
         names_forget_sent();
+        paths_forget_sent();
         pthread_mutex_unlock(&session.writer);
+        nvtx_listen(1);
     }
     records_compare_clocks();
     ring_say(&session.ring, no_kernels[0] ? RING_REFUSED : RING_RECORDING, no_kernels);

@@ -2,6 +2,7 @@
  * the device are timed (calls.h). */
 #define _GNU_SOURCE
 #include "calls.h"
+#include "nvtx.h"
 #include "session.h"
 
 #include <string.h>
@@ -19,6 +20,7 @@ enum call_class { CALL_NONE, CALL_LAUNCH, CALL_COPY, CALL_WAIT, CALL_OTHER };
 
 static uint8_t class_of[CALL_IDS];
 static uint64_t notes[1u << NOTES_BITS]; /* by correlation id: time of the enter << SHIFT_BITS | mark() */
+static uint16_t note_paths[1u << NOTES_BITS]; /* with them: the NVTX ranges */
 static uint64_t probe_ns, timed_calls, timed_ns, probes, stacks_now; /* all atomic */
 
 /* The uprobe sits on the first instruction, a 5-byte nop, which the kernel replaces by a call instead of a trap. Arguments: rdi correlation id,
@@ -92,14 +94,16 @@ static uint64_t *place_of(uint32_t correlation) { return &notes[correlation & ((
 static void note(uint32_t correlation, uint64_t entered, int left_out)
 {
     uint64_t which = mark(correlation, __atomic_load_n(&session.epoch, __ATOMIC_RELAXED));
-    __atomic_store_n(place_of(correlation), entered << SHIFT_BITS | which | (unsigned)left_out, __ATOMIC_RELAXED);
+    __atomic_store_n(&note_paths[place_of(correlation) - notes], nvtx_path(), __ATOMIC_RELAXED);
+    __atomic_store_n(place_of(correlation), entered << SHIFT_BITS | which | (unsigned)left_out, __ATOMIC_RELEASE);
 }
 
-uint64_t calls_noted(uint32_t correlation, uint32_t epoch, uint32_t *left_out)
+uint64_t calls_noted(uint32_t correlation, uint32_t epoch, uint16_t *left_out, uint16_t *path)
 {
-    uint64_t word = __atomic_load_n(place_of(correlation), __ATOMIC_RELAXED);
+    uint64_t word = __atomic_load_n(place_of(correlation), __ATOMIC_ACQUIRE);
     int ours = (word & 62) == mark(correlation, epoch);
     *left_out = ours && (word & 1);
+    *path = ours ? __atomic_load_n(&note_paths[place_of(correlation) - notes], __ATOMIC_RELAXED) : 0;
     return ours ? word >> SHIFT_BITS : 0;
 }
 

@@ -16,9 +16,9 @@ void calls_enable(const struct cupti_api *cupti, cupti_subscriber subscriber);
 /* Further calls, which processes make all the time, so that a detach that is wanted need not wait for a launch. */
 void calls_enable_more(const struct cupti_api *cupti, cupti_subscriber subscriber, uint32_t enable);
 
-/* What was noted of the launch with this correlation id: when its call was entered, 0 where nothing is known; and whether its stack was left
- * out on purpose. */
-uint64_t calls_noted(uint32_t correlation, uint32_t epoch, uint32_t *left_out);
+/* What was noted of the launch with this correlation id: when its call was entered, 0 where nothing is known; whether its stack was left
+ * out on purpose; and the path of the NVTX ranges that it was in. */
+uint64_t calls_noted(uint32_t correlation, uint32_t epoch, uint16_t *left_out, uint16_t *path);
 
 /* Totals so far, for the controller. */
 struct controller_counts calls_counts(void);

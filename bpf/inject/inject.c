@@ -13,6 +13,7 @@
  */
 #define _GNU_SOURCE
 #include "calls.h"
+#include "nvtx.h"
 #include "session.h"
 
 #include <dlfcn.h>
@@ -167,6 +168,8 @@ static void look(uint64_t *next_clock, uint64_t *next_try)
     int listener = ring_has_listener(&session.ring);
     switch (phase_of(get_state())) {
     case WAITING:
+        if (!listener)
+            nvtx_listen(0); /* it left in a pause */
         if (!listener && *next_try) { /* a refusal is news to the next sampler, who shall not wait for the retry */
             ring_say(&session.ring, RING_WAITING, "");
             *next_try = 0;
@@ -187,6 +190,7 @@ static void look(uint64_t *next_clock, uint64_t *next_try)
             break;
         }
         if (now >= *next_clock) {
+            nvtx_flush(now, 0);
             records_compare_clocks();
             if (session.ring.header->devices == 0) /* the driver was still initialising */
                 records_note_devices();
@@ -200,6 +204,7 @@ static void look(uint64_t *next_clock, uint64_t *next_try)
             resume();
             *next_clock = now + CLOCK_NS;
         } else if (!listener) {
+            nvtx_listen(0);
             __atomic_store_n(&session.pausing, 0, __ATOMIC_RELAXED);
         }
         break;
@@ -215,6 +220,8 @@ static void finish(void)
         struct timespec moment = {.tv_nsec = 1000000};
         nanosleep(&moment, NULL);
     }
+    nvtx_listen(0);
+    nvtx_flush(now_ns(), 1);
     if (change_phase(RECORDING, ENDED) || change_phase(DETACH_WANTED, ENDED)) {
         session.cupti.cuptiActivityFlushAll(1);
         records_compare_clocks();
@@ -261,6 +268,7 @@ static void in_child(void)
 {
     __atomic_store_n(&session.forked, 1, __ATOMIC_RELAXED);
     set_phase(ENDED); /* no thread, and the ring is not mapped here */
+    nvtx_listen(0);
     session.ring.header = NULL;
     if (session.ring.fd >= 0)
         close(session.ring.fd); /* else the child would hold the file that its parent's sampler looks for */

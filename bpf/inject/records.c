@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "calls.h"
 #include "names.h"
+#include "nvtx.h"
 #include "session.h"
 
 #include <dlfcn.h>
@@ -162,11 +163,12 @@ static void give_back(uint8_t *buffer, size_t size)
     free(buffer);
 }
 
-/* Writes one record, `work`, after its name where it has one; a record that finds the ring full is counted. */
+/* Writes one record, `work`, after its name and ranges where it has some; a record that finds the ring full is counted. */
 static void write_work(struct ring_slot *work, const char *name)
 {
     struct ring *ring = &session.ring;
-    if (work->kind == SLOT_KERNEL && names_id(ring, name, work->epoch, &work->work.name) < 0) {
+    if ((work->kind == SLOT_KERNEL && names_id(ring, name, work->epoch, &work->work.name) < 0) ||
+        (work->work.path && path_send(ring, work->work.path, work->epoch) < 0)) {
         ring_drop(ring);
         return;
     }
@@ -248,7 +250,7 @@ static int write_record(const void *record, uint32_t epoch)
     default:
         return 0;
     }
-    slot.work.enter = calls_noted(slot.work.correlation, epoch, &slot.work.no_stack);
+    slot.work.enter = calls_noted(slot.work.correlation, epoch, &slot.work.no_stack, &slot.work.path);
     judge(&slot);
     write_work(&slot, name);
     return 1;

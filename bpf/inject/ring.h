@@ -17,7 +17,7 @@
 #define RING_NAME "gpuprof-ring"
 #endif
 #define RING_MAGIC 0x31474e4946525047ull /* "GPRFING1" */
-#define RING_VERSION 2u
+#define RING_VERSION 3u
 #define RING_HEADER_BYTES 8192u
 #define RING_SLOTS (1u << 17)
 #define RING_DEVICES 32
@@ -40,6 +40,8 @@ enum slot_kind {
     SLOT_CLOCK = 5, /* CUPTI's clock against CLOCK_MONOTONIC */
     SLOT_WAIT = 6,  /* a call in which a thread of the host waited for the device */
     SLOT_SPAN = 7,  /* a span of time that was recorded and is over */
+    SLOT_PATH = 8,  /* part of the name of an NVTX range within others */
+    SLOT_RANGE = 9, /* an NVTX range that has ended */
 };
 
 enum { WAIT_HAS_STREAM = 1 };
@@ -77,6 +79,7 @@ struct ring_header {
     uint32_t wait_threshold_ns;     /* now: shorter waits are kept by chance only */
     uint64_t pauses;                /* so far */
     uint64_t judged, behind;        /* launches of which it is known whether the device was behind, and those where it was */
+    uint64_t ranges;                /* NVTX ranges that have ended */
 };
 
 struct ring_slot {
@@ -94,7 +97,8 @@ struct ring_slot {
             uint32_t name; /* id of an earlier SLOT_NAME */
             uint64_t bytes_or_node; /* memcpy, memset: bytes; kernel: graph node id */
             uint32_t graph;
-            uint32_t no_stack; /* 1: the stack of its launch was not taken, for want of budget */
+            uint16_t no_stack; /* 1: the stack of its launch was not taken, for want of budget */
+            uint16_t path;     /* the NVTX ranges that its launch was in: id of an earlier SLOT_PATH; 0: none */
             uint64_t enter; /* CLOCK_MONOTONIC at the enter of the call that launched it; 0: not known */
         } work;
         struct {
@@ -121,6 +125,20 @@ struct ring_slot {
             uint64_t start; /* CLOCK_MONOTONIC */
             uint64_t end;
         } span;
+        struct {
+            uint32_t id;
+            uint32_t parent; /* path of the range that it is in; 0: none */
+            uint32_t offset; /* of this part; parts come in order */
+            uint32_t total;
+            char text[40];
+        } path;
+        struct {
+            uint64_t start; /* CLOCK_MONOTONIC */
+            uint64_t end;
+            uint32_t path;
+            uint32_t thread; /* id in the process's own pid namespace, of the thread in which it ended */
+            uint32_t weight; /* how many of this path have ended since the row before, this one included */
+        } range;
     };
 };
 
@@ -133,6 +151,7 @@ _Static_assert(offsetof(struct ring_header, tail) == 1216, "gpu_ring.py");
 _Static_assert(offsetof(struct ring_header, budget_ppm) == 1224, "gpu_ring.py");
 _Static_assert(offsetof(struct ring_header, stacks) == 1280, "gpu_ring.py");
 _Static_assert(offsetof(struct ring_header, pauses) == 1328, "gpu_ring.py");
+_Static_assert(offsetof(struct ring_header, ranges) == 1352, "gpu_ring.py");
 
 struct ring {
     int fd;

@@ -4,6 +4,7 @@
  *   attach.c      CUPTI taken into use, and let go of
  *   calls.c       what happens at each call of the CUDA driver
  *   records.c     what CUPTI hands over, written into the ring
+ *   nvtx.c        the program's NVTX ranges, and which of them a launch is in
  *   controller.c  how many stacks, and how much time, the budget allows
  */
 #ifndef GPUPROF_SESSION_H

@@ -3,6 +3,7 @@
  *   init                               cuInit; answers which of the descriptors 0..2 it left closed that are open now
  *   init_closed                        the same with 0..2 closed meanwhile
  *   launch THREADS PATH HOW NAME N     each thread makes N calls through call path a or b; HOW: kernel, ex, graph (3 nodes), copy, set, query, bad, sync[STREAM]
+ *   push TEXT, pop, ranges TEXT N ...  NVTX ranges of the main thread (mock_nvtx.c); `launch 0 ...` launches on it
  *   long NS                            how long the kernels made from now on take (default 500)
  *   wait NS                            how long synchronizes and blocking copies take from now on (default 0)
  *   pace US                            how long the threads of `spin` sleep after each launch (default 1000)
@@ -158,6 +159,12 @@ static void *run_job(void *argument)
 
 static void launch(int threads, char path, const char *how, const char *name, long count)
 {
+    if (threads == 0) { /* here */
+        struct job job = {.path = path, .f = function_named(name), .count = count};
+        strncpy(job.how, how, sizeof job.how - 1);
+        run_job(&job);
+        return;
+    }
     struct job *jobs = calloc((size_t)threads, sizeof *jobs);
     for (int i = 0; i < threads; i++) {
         jobs[i] = (struct job){.path = path, .f = function_named(name), .count = count};
@@ -342,7 +349,9 @@ static void obey(char *line, char **argv)
     int number = 0;
     long count = 0;
     long long value = 0;
-    if (matches(line, "init"))
+    if (mock_nvtx_obey(line, &count))
+        answer("%ld", count);
+    else if (matches(line, "init"))
         answer("%ld", init(0));
     else if (matches(line, "init_closed"))
         answer("%ld", init(1));

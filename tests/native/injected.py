@@ -65,9 +65,10 @@ def build(
     all_flags: Sequence[str] = (),
     library: Sequence[str] = (),
     cupti: Sequence[str] = (),
+    harness: Sequence[str] = (),
     ring_name: str = RING_NAME,
 ) -> Built:
-    """Compile everything into `folder`; `library` and `cupti` are further flags of these two."""
+    """Compile everything into `folder`; `library`, `cupti` and `harness` are further flags of these."""
     folder.mkdir(parents=True, exist_ok=True)
     built = Built(folder, folder / "libgpuprof_inject.so", folder / "libcupti_mock.so", folder / "harness")
     driver = folder / "libcuda.so.1"
@@ -76,7 +77,8 @@ def build(
     build_library(built.library, f'-DRING_NAME="{ring_name}"', *library, *all_flags)
     _gcc(built.cupti, mock, *shared, "-Wl,-soname,libcupti_mock.so", *cupti, *all_flags)
     _gcc(driver, [HERE / "mock_cuda.c"], *shared, "-Wl,-soname,libcuda.so.1", *all_flags)
-    _gcc(built.harness, [HERE / "harness.c", driver], "-O1", "-rdynamic", "-Wl,-rpath,$ORIGIN", *all_flags)
+    program = [HERE / "harness.c", HERE / "mock_nvtx.c", driver]
+    _gcc(built.harness, program, "-O1", "-rdynamic", "-Wl,-rpath,$ORIGIN", "-ldl", *harness, *all_flags)
     return built
 
 
@@ -100,7 +102,7 @@ class Program:
         folder.mkdir(parents=True, exist_ok=True)
         self.built = built
         self._counters, self._log, self._err = folder / "counters", folder / "log", folder / "stderr"
-        ours = ("GPUPROF_INJECT_LOG", "CUDA_INJECTION64_PATH")
+        ours = ("GPUPROF_INJECT_LOG", "CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH")
         environment = {
             **{key: value for key, value in os.environ.items() if key not in ours},
             "GPUPROF_CUPTI": str(built.cupti),
@@ -110,7 +112,7 @@ class Program:
             **env,
         }
         if inject:
-            environment["CUDA_INJECTION64_PATH"] = str(built.library)
+            environment["CUDA_INJECTION64_PATH"] = environment["NVTX_INJECTION64_PATH"] = str(built.library)
         with self._err.open("wb") as err:
             self.process = subprocess.Popen(
                 [str(built.harness)],

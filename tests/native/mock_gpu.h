@@ -62,6 +62,7 @@ int cuMemcpyHtoD_v2(uint64_t to, const void *from, uint64_t bytes);
 int cuMemsetD8_v2(uint64_t to, unsigned char value, uint64_t bytes);
 int cuStreamSynchronize(void *stream);
 int cuStreamQuery(void *stream);
+int mock_nvtx_obey(const char *line, long *answer); /* mock_nvtx.c: does what a line says of NVTX; 0: it says nothing of it */
 void mock_cuda_wait(uint64_t ns); /* how long synchronizes and blocking copies take from now on */
 #endif
 

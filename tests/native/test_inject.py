@@ -68,9 +68,7 @@ def test_copies_sets_and_graphs(start: Start, listen: Listen) -> None:
     assert set(listener.work()["no_stack"].tolist()) == {0}
 
 
-def test_a_quiet_thread_beside_a_busy_one_is_not_left_waiting(
-    start: Start, listen: Listen, kit: Any
-) -> None:
+def test_a_quiet_thread_beside_a_busy_one_is_not_left_waiting(start: Start, listen: Listen, kit: Any) -> None:
     """CUPTI fills a buffer for each thread: what one launched before it fell silent is in one that is not
     full, while the busy one's come by themselves, several within the library's time between two looks.
     """

@@ -307,7 +307,7 @@ def cycle_through(cycles: int, program: Any, listen: Listen, kit: Any, seconds: 
     assert facts.launches == len(program.probes())
     assert facts.records > cycles  # it did something
     matched = listener.by_launch(program)
-    assert matched.get(("", ""), 0) <= 0.1 * facts.records + cycles  # launches at the edges of an attach
+    assert matched.get(("", ""), 0) <= 0.1 * facts.records + 16 * cycles  # each thread's launch at an attach
     assert program.end() == 0
 
 

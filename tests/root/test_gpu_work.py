@@ -450,7 +450,7 @@ def test_under_a_budget_paths_keep_their_shares(
             assert path_names(view, stack)[-3:] == [
                 "wait_for_all",
                 "cuStreamSynchronize",
-                "cuStreamSynchronize",
+                "cuStreamSynchronize (stream 7)",
             ]
             assert weight >= 1
     finally:

@@ -9,9 +9,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 from textual.pilot import Pilot
 
+from gpuprof.snapshots.frames import FrameKind
 from gpuprof.tui.app import GpuprofApp
 from gpuprof.tui.screens.main import MainScreen
 from gpuprof.tui.transports import HistoryTransport, SocketTransport
@@ -116,6 +118,47 @@ async def test_a_function_counts_its_launches_and_the_range_says_how_many(record
         await shows(pilot, f"launches in linear {planted / 2:.0f} /s ({planted:,} times)")
         await pilot.press("escape")
         await until(pilot, lambda: not recording.session.rates.pinned)
+
+
+async def test_key_b_is_by_nvtx_range(fake_node: ModuleType) -> None:
+    node = fake_node.FakeNode(1, gpu_work=True)
+    node.fill(START, START + 20 * SECOND)
+    history = node.history
+    with history.lock:
+        tables = history.tables
+        step = tables.stack([tables.frame(tables.function("train step", "", "[nvtx]", FrameKind.NVTX))])
+        kernel = tables.stack([tables.frame(tables.function("k", "", "[gpu]", FrameKind.GPU_KERNEL))])
+        ends = np.arange(START + SECOND, START + 19 * SECOND, SECOND // 4, dtype=np.uint64)
+        same = np.zeros(len(ends), np.uint32)
+        history.add_gpu_work(
+            start_ns=ends - np.uint64(10**8), end_ns=ends, gpu=same + tables.string(node.gpus[0].uuid),
+            stream=same, thread=same + node._threads[0], stack=same + kernel, nvtx=same + step,
+        )  # fmt: skip
+        history.add_ranges(ends - np.uint64(2 * 10**8), ends, same + node._threads[0], same + step)
+    app = GpuprofApp(HistoryTransport(history, "run.gpuprof"))
+    async with app.run_test(notifications=True, size=(180, 80)) as pilot:
+        await shows(pilot, "main (train.py:88)")
+        await pilot.press("b")
+        await shows(pilot, "NVTX ranges are in the tree of GPU time")
+        await pilot.press("2")
+        await shows(pilot, KERNEL)
+        store = app.session.model.store
+        await until(pilot, lambda: store.has("work_rate_hz"))  # of the loop, which nobody chose
+        (key,) = store.subjects("work_rate_hz")
+        assert set(store.view(key).value.round(6).tolist()) == {4.0}
+        assert app.session.rates.labels == {0: "train step"}
+        assert app.session.tree is not None
+        assert "train step" not in app.session.tree.strings
+        await pilot.press("b")
+        await until(pilot, lambda: app.session.tree is not None and "train step" in app.session.tree.strings)
+        await shows(pilot, "by NVTX range (b)")
+        go_to(app, "train step")
+        await pilot.press("r")  # what is charted already is taken away
+        await until(pilot, lambda: not store.has("work_rate_hz"))
+        await pilot.press("b")
+        await until(
+            pilot, lambda: app.session.tree is not None and "train step" not in app.session.tree.strings
+        )
 
 
 async def test_samples_are_no_occurrences(recording: GpuprofApp) -> None:

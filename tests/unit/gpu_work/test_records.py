@@ -15,13 +15,15 @@ from gpuprof.sampler import gpu_ring
 from gpuprof.sampler.gpu_clock import GpuClock
 from gpuprof.sampler.gpu_coverage import COPY, KERNEL, WINDOW_NS, Coverage
 from gpuprof.sampler.gpu_join import HOLD_NS, WorkJoin
-from gpuprof.sampler.gpu_names import NameTable
+from gpuprof.sampler.gpu_names import MAX_FULL_BYTES, NameTable
 from gpuprof.sampler.gpu_session import GpuSession
 from gpuprof.sampler.gpu_work_status import describe_state
 from gpuprof.sampler.launch_stacks import Launches
+from gpuprof.snapshots import report
 from gpuprof.snapshots.frames import FrameKind, Query
 from gpuprof.snapshots.gaps import union
 from gpuprof.snapshots.history import History
+from gpuprof.snapshots.names import MAX_FULL_NAME
 
 SECOND = 10**9
 
@@ -145,6 +147,82 @@ def test_copies_and_devices(writer: Any, session: GpuSession) -> None:
     ]  # fmt: skip
     assert columns["device"].tolist() == [0, 1, 31, 32, 0]
     assert not columns["kernel"].any()
+
+
+def test_bytes_of_copies(writer: Any, session: GpuSession, history: History) -> None:
+    """They reach the tree; of a kernel that field is a graph node; what no copy can move is nothing."""
+    join = WorkJoin(history)
+    writer.clock()
+    writer.name(1, b"gemm")
+    now = time.monotonic_ns()
+    sizes = [1_000_003, 7, 1 << 40, 1 << 63, 99]
+    kinds = [gpu_ring.MEMCPY, gpu_ring.MEMCPY, gpu_ring.MEMSET, gpu_ring.MEMCPY, gpu_ring.KERNEL]
+    writer.work([1, 2, 3, 4, 5], now, now + 50, kind=kinds, flags=1, name=1, bytes=sizes)
+    join.add_work(session, session.read(now), now + 100)
+    join.add_work(session, [], now + HOLD_NS + SECOND)
+    ((_, rows),) = history.gpu_work_between(0, 1 << 62)
+    assert rows.columns["bytes"].tolist() == [1_000_003, 7, 1 << 40, 0, 0]
+    tree = history.query(Query(1, "gpu", 0, now + SECOND, min_fraction=0.0))
+    texts = [tree.strings[number] for number in tree.name.tolist()]
+    moved = {name: int(value) for name, value in zip(texts, tree.bytes.tolist(), strict=True)}
+    assert (moved["memcpy HtoD"], moved["memset"], moved["gemm"]) == (1_000_010, 1 << 40, 0)
+    assert moved["all"] == (1 << 40) + 1_000_010
+
+
+FULL = (
+    "void at::native::vectorized_elementwise_kernel<4, at::native::sin_kernel_cuda(at::TensorIteratorBase&)::"
+    "{lambda()#1}::operator()() const::{lambda()#2}::operator()() const::{lambda(float)#1}, "
+    "std::array<char*, 2ul> >(int, at::native::sin_kernel_cuda(at::TensorIteratorBase&)::{lambda()#1}::"
+    "operator()() const::{lambda()#2}::operator()() const::{lambda(float)#1}, std::array<char*, 2ul>)"
+)
+
+
+def mangled_sine(width: int) -> bytes:
+    return (
+        b"_ZN2at6native29vectorized_elementwise_kernelILi%dEZZZNS0_15sin_kernel_cudaERNS_18TensorIteratorBaseEENKUlvE_"
+        b"clEvENKUlvE0_clEvEUlfE_St5arrayIPcLm2EEEEviT0_T1_" % width
+    )
+
+
+def test_the_full_name_of_a_kernel(writer: Any, session: GpuSession, history: History) -> None:
+    """Kernels are apart by label alone; the full name is that of the first."""
+    join = WorkJoin(history)
+    writer.clock()
+    for number, name in enumerate((mangled_sine(4), mangled_sine(8), b"gemm"), 1):
+        writer.name(number, name)
+    now = time.monotonic_ns()
+    writer.work([1, 2, 3], now, now + 50, name=[2, 1, 3])
+    join.add_work(session, session.read(now), now + 100)
+    join.add_work(session, [], now + HOLD_NS + SECOND)
+    nodes = [report.json_report(history, Query(1, "gpu", 0, now + SECOND, min_fraction=0.0))["root"]]
+    for node in nodes:
+        nodes += node["children"]
+    kernels = [
+        (node["name"], node.get("full_name"), node["total"]) for node in nodes if node["kind"] == "gpu-kernel"
+    ]
+    label = "at::native::vectorized_elementwise_kernel<sin_kernel_cuda>"
+    assert kernels == [(label, FULL, 100), ("gemm", None, 50)]
+    assert not any("file" in node for node in nodes)
+    text = report.text_report(history, Query(1, "gpu", 0, now + SECOND), columns=200)
+    assert f"{label}\n" in text + "\n"
+    assert "lambda" not in text
+
+
+def test_full_names_are_bounded() -> None:
+    table = NameTable()
+    for number in range(1, 2000):
+        name = (
+            b"_Z%d" % 3000 + b"k%05d" % number + b"x" * 2994 + b"v"
+        )  # a function of a name of 3000 characters
+        parts = np.zeros(-(-len(name) // 44), gpu_ring.NAMES)
+        for n, part in enumerate(parts):
+            text = name[44 * n : 44 * n + 44]
+            part["id"], part["offset"], part["total"], part["length"] = number, 44 * n, len(name), len(text)
+            part["text"] = text.ljust(44, b"\0")
+        assert table.add(parts) == 0
+    assert len(table.full) == len(table.leaves)
+    assert max(map(len, table.full)) == MAX_FULL_NAME
+    assert MAX_FULL_BYTES - MAX_FULL_NAME < sum(map(len, table.full)) <= MAX_FULL_BYTES
 
 
 def test_a_device_keeps_its_uuid(writer: Any, session: GpuSession, gpu: str) -> None:

@@ -182,7 +182,10 @@ def test_streams_without_end_are_a_bounded_number_of_names(writer: Any, session:
         session.read(now)
     names = session.names
     assert len(names.calls) == len(set(names.calls)) == 1 + MAX_CALL_STREAMS + 2
-    assert names.calls[-2:] == ["cuStreamSynchronize (other streams)", "cuStreamSynchronize_ptsz (other streams)"]
+    assert names.calls[-2:] == [
+        "cuStreamSynchronize (other streams)",
+        "cuStreamSynchronize_ptsz (other streams)",
+    ]
     assert len(names._call) <= len(names.calls)
     ((_, columns),) = session.waits
     assert {names.calls[leaf] for leaf in columns["leaf"].tolist()} == {names.calls[-1]}

@@ -33,7 +33,7 @@ class Story:
     """A history told thread by thread. Times are in ms after ORIGIN. A stack is words, root first: "f" is a
     Python function of f.py, "f@loader.py" one of another file, "f@loader.py:7" with a line, ":f" native code,
     "<poll>" a frame of kind WAIT; "<woken by x y>" is written "<woken_by_x~y>", "%gemm" is a kernel and
-    "!ring" one of communication.
+    "!ring" one of communication, "=memcpy_HtoD" a copy, "#step" an NVTX range.
     """
 
     history: History = field(default_factory=lambda: History(a_hello()))
@@ -49,6 +49,10 @@ class Story:
             word = f"woken by {waker.replace('~', ' ')}" if waker != word else word.replace("_", " ")
         elif word.startswith("%"):
             kind, word = FrameKind.GPU_KERNEL, word[1:]
+        elif word.startswith("="):
+            kind, word = FrameKind.GPU_COPY, word[1:].replace("_", " ")
+        elif word.startswith("#"):
+            kind, word = FrameKind.NVTX, word[1:]
         elif word.startswith("!"):
             kind, word = FrameKind.GPU_COMM, word[1:]
         elif word in {UNMATCHED_LAUNCH.replace(" ", "_"), STACK_NOT_TAKEN.replace(" ", "_")}:
@@ -99,7 +103,16 @@ class Story:
             )
 
     def gpu(
-        self, tid: int, words: str, start: float, end: float, *, gpu: str = "G0", weight: float | None = None
+        self,
+        tid: int,
+        words: str,
+        start: float,
+        end: float,
+        *,
+        gpu: str = "G0",
+        weight: float | None = None,
+        moved: int = 0,
+        ranges: str = "",
     ) -> None:
         if weight is None:
             weight = 0.0 if STACK_NOT_TAKEN.replace(" ", "_") in words else 1.0
@@ -107,7 +120,8 @@ class Story:
             self.history.add_gpu_work(
                 start_ns=[ORIGIN + int(start * MS)], end_ns=[ORIGIN + int(end * MS)],
                 gpu=[self.history.tables.string(gpu)], stream=[7], thread=[self.thread(tid)],
-                stack=[self.stack(words)], weight=[weight],
+                stack=[self.stack(words)], weight=[weight], bytes=[moved],
+                nvtx=[self.stack(ranges)],
             )  # fmt: skip
 
     def observed(self, start: float, end: float, *, gpu: str = "G0", value: float = 1.0) -> None:

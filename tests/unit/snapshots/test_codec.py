@@ -74,6 +74,9 @@ def frames(hello: Hello) -> list[Frame]:
              np.array([0.5, 1]), np.array([1.5, 1]), estimated=np.array([0, 1], np.uint8),
              error=np.array([np.nan, 0.25])),
         work(weight=np.array([0, 2.5], np.float32)),
+        work(bytes=np.array([0, 1 << 40], np.uint64)),
+        Tree(1, "gpu", "ns", 0, 9, ["", "a"], u32, u32, u32, u32, u32, np.array([1, 2], np.uint8),
+             np.array([0.5, 1]), np.array([1.5, 1]), bytes=np.array([8.5, 8.5])),
         Waits(1, np.array([1, 2], np.uint64), np.array([3, 2], np.uint64), u32, u32,
               np.array([NO_THREAD, 1], np.uint32), np.array([1, 3], np.float32), np.array([0, 2], np.uint8)),
     ]  # fmt: skip

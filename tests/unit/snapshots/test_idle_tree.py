@@ -219,7 +219,11 @@ def test_not_observed_and_communication_are_not_idle(stories: Any) -> None:
         "GPU 0: busy 300 ms, idle 300 ms, not observed 400 ms of 1.00 s; "
         "kernels sum 100 ms, communication 200 ms"
     )
-    assert "was not seen idle" in story.ask("idle", 200, 400).summary
+    assert story.ask("idle", 200, 400).summary == (
+        "GPU 0 was not seen idle; communication alone for 0.2 of 0.2 s, waiting for other devices"
+    )
+    story.gpu(7, "main %gemm", 300, 350)
+    assert "GPU 0 communication alone for 0.1 of 1.0 s" in story.ask("idle", 0, 1000).summary
 
 
 def test_two_threads_share_the_time_and_filters_take_parts(stories: Any) -> None:

@@ -1,0 +1,42 @@
+/* NVTX ranges: which are open on a thread, and what becomes of those that end (nvtx.c, nvtx_paths.c).
+ *
+ * A path is a range within the ranges that it was pushed in, by name; paths are numbered from 1, 0 is no range. Names that are too many, or
+ * ranges that are nested too deep, are those of the range around them. */
+#ifndef GPUPROF_NVTX_H
+#define GPUPROF_NVTX_H
+
+#include "ring.h"
+
+#include <stdint.h>
+
+#define PATHS_MAX 8192u
+#define PATHS_DEEP 64 /* open ranges of a thread that are told apart */
+#define PATH_NAME_BYTES 256u
+#define PATHS_TEXT_BYTES (1u << 20)
+
+/* From now on ranges are looked at, or no longer. While they are not, a push or a pop is one relaxed reading of an atomic. */
+void nvtx_listen(int on);
+
+/* The path of the innermost range that is open on this thread. */
+uint16_t nvtx_path(void);
+
+/* Writes the ranges that ended and have had no row for a while; of all when `all`. The library's thread's, or before a detach. */
+void nvtx_flush(uint64_t now, int all);
+
+/* nvtx_paths.c: the number of a range named `text` within `parent`. Any thread's. */
+uint16_t path_of(uint16_t parent, const char *text);
+
+/* The same range within another parent. */
+uint16_t path_within(uint16_t parent, uint16_t path);
+
+/* A range with this path has ended. Writes a row of it, or counts it towards the next. */
+void path_ended(uint16_t path, uint64_t start_ns, uint64_t end_ns);
+
+/* Makes sure that the ring has carried what a path is to the present sampler and has room for a record after it; -1: no room. The writer's
+ * mutex is held. */
+int path_send(struct ring *ring, uint16_t path, uint32_t epoch);
+
+/* A new sampler listens, which has seen no path. The writer's mutex is held. */
+void paths_forget_sent(void);
+
+#endif
