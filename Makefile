@@ -34,9 +34,9 @@ check: .venv/ready-test ## ruff, mypy --strict, import contracts, C warnings
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports
-	for source in bpf/ehframe.c bpf/inject/*.c; do \
+	for source in bpf/ehframe.c bpf/inject/*.c bpf/attach/*.c; do \
 	  gcc -std=c11 -fsyntax-only -Wall -Wextra -Wshadow -Wconversion -Wstrict-prototypes -Werror $$source || exit 1; done
-	for source in tests/native/*.c tests/root/*.c tests/root/workloads/*.c; do \
+	for source in $(filter-out %/embedded.c,$(wildcard tests/native/*.c tests/root/*.c tests/root/workloads/*.c)); do \
 	  gcc -std=gnu11 -fsyntax-only -Wall -Wextra -Werror -Itests/native -Ibpf/inject $$source || exit 1; done
 
 format: .venv/ready-test ## lay the Python code out
