@@ -77,7 +77,7 @@ def test_attached_processes_are_in_the_recording(tmp_path: Path) -> None:
     environ = {**os.environ, "GPUPROF_CUPTI": str(built.cupti)}
     recording = tmp_path / "run.gpuprof"
     recorder = subprocess.Popen(
-        [*COMMAND, "record", "--no-service", "-o", str(recording), "--for", "60s"],
+        [*COMMAND, "record", "--no-service", "--gpu-overhead", "off", "-o", str(recording), "--for", "60s"],
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
     )  # fmt: skip
     workloads = [

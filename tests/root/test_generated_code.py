@@ -18,6 +18,7 @@ import pytest
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 
 WORKLOADS = Path(__file__).parent / "workloads"
+ATTEMPTS = 4
 CAPTURE_S = 2.0
 Start = Callable[..., "subprocess.Popen[bytes]"]
 
@@ -59,12 +60,15 @@ def test_node_with_a_perf_map(sampling: Any, start: Start) -> None:
     if node is None:
         pytest.skip("no node")
     process = start(node, "--perf-basic-prof", WORKLOADS / "planted.js")
-    rows = sampling.rows(sampling.for_seconds(CAPTURE_S), [process.pid])
-    assert rows.weight > 20
-    assert rows.share(lambda row: row.complete) >= 0.99
-
-    # Optimized functions have names of their own; those that are still interpreted share one.
-    found = rows.share(lambda row: any(re.match("JS:.*planted.js", name) for name in row.path))
+    found = 0.0
+    for _ in range(ATTEMPTS):  # a busy machine takes its time to start node and to write the map
+        rows = sampling.rows(sampling.for_seconds(CAPTURE_S), [process.pid])
+        assert rows.weight > 20
+        assert rows.share(lambda row: row.complete) >= 0.99
+        # Optimized functions have names of their own; those that are still interpreted share one.
+        found = rows.share(lambda row: any(re.match("JS:.*planted.js", name) for name in row.path))
+        if found > 0.7:
+            break
     assert found > 0.7, rows[0].path
     assert rows.share(lambda row: row.has("_start", "node::Start")) > 0.9
 
