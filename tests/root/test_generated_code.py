@@ -24,11 +24,13 @@ Start = Callable[..., "subprocess.Popen[bytes]"]
 
 
 @pytest.fixture
-def start() -> Iterator[Start]:
+def start(tmp_path: Path) -> Iterator[Start]:
     started: list[subprocess.Popen[bytes]] = []
 
     def start(*command: str | Path) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE)
+        process = subprocess.Popen(
+            list(map(str, command)), stdout=subprocess.PIPE, cwd=tmp_path
+        )  # node leaves logs
         started.append(process)
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
