@@ -178,7 +178,8 @@ static void leave(const struct cupti_callback_data *call, uint32_t cbid, enum ca
 {
     uint64_t now = get_state(), word = *call->correlation_data;
     uint64_t entered = word >> SHIFT_BITS, taken = word & ((1u << SHIFT_BITS) - 1);
-    int listening = phase_of(now) == RECORDING || phase_of(now) == DETACH_WANTED;
+    /* While another thread finalizes, records still come until it is done, and want their launches. */
+    int listening = phase_of(now) == RECORDING || phase_of(now) == DETACH_WANTED || phase_of(now) == FINALIZING;
     /* The word of a call that was under way when we attached may be from the attach before. */
     if (listening && class != CALL_OTHER && entered >= __atomic_load_n(&session.attached_ns, __ATOMIC_RELAXED)) {
         const int *result = call->return_value;
@@ -191,7 +192,7 @@ static void leave(const struct cupti_callback_data *call, uint32_t cbid, enum ca
                 probed = 1;
             }
         }
-        if (class != CALL_LAUNCH)
+        if (class != CALL_LAUNCH && phase_of(now) != FINALIZING) /* it would ask CUPTI for the stream */
             waited(call, cbid, class, entered, now >> 8, probed);
     }
     if (phase_of(now) == DETACH_WANTED && change_state(now, with_phase(now, FINALIZING)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import importlib.util
 import os
 import re
@@ -67,7 +68,7 @@ def folded(text: str) -> Iterator[tuple[list[str], int]]:
             yield stack.split(";"), int(weight)
 
 
-class Profiler:
+class Profiler(abc.ABC):
     """One profiler: start() returns when it samples. `processes` are those whose cost counts."""
 
     name = ""
@@ -84,13 +85,13 @@ class Profiler:
         """Why it cannot run here."""
         return None
 
+    @abc.abstractmethod
     def command(self, pids: list[int]) -> list[list[str]]:
         """One command, or one for each process."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def stacks(self, pids: list[int]) -> Stacks:
         """From what it has written."""
-        raise NotImplementedError
 
     def environment(self) -> dict[str, str]:
         return dict(os.environ)

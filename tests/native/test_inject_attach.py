@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from gpuprof.sampler import gpu_ring
+
 Start = Callable[..., Any]
 Listen = Callable[..., Any]
 
@@ -26,6 +28,8 @@ assert ring.lock()
 print("locked", flush=True)
 time.sleep(60)
 """
+
+SPINNING = 16  # threads that launch without end
 
 
 def detached(program: Any) -> bool:
@@ -281,7 +285,7 @@ def test_a_thousand_attach_cycles_under_sixteen_launching_threads(
 
 def cycle_through(cycles: int, program: Any, listen: Listen, kit: Any, seconds: float = 60.0) -> None:
     listener = listen(program, lock=False)
-    program.ask("spin 16")
+    program.ask(f"spin {SPINNING}")
     end = time.monotonic() + seconds
     done = resident = 0
     for done in range(1, cycles + 1):
@@ -306,9 +310,31 @@ def cycle_through(cycles: int, program: Any, listen: Listen, kit: Any, seconds: 
     assert facts.records == len(listener.work()) + facts.dropped
     assert facts.launches == len(program.probes())
     assert facts.records > cycles  # it did something
-    matched = listener.by_launch(program)
-    assert matched.get(("", ""), 0) <= 0.1 * facts.records + 16 * cycles  # each thread's launch at an attach
+    unmatched = unmatched_by_epoch(listener, program)
+    assert all(count <= SPINNING for edges in unmatched.values() for count in edges), unmatched
     assert program.end() == 0
+
+
+def unmatched_by_epoch(listener: Any, program: Any) -> dict[int, tuple[int, int]]:
+    """Records without their launch, by epoch: those that were entered before all its launches that were seen,
+    and the others.
+
+    A thread has at most one call under way at the attach, whose enter was not seen, and one when CUPTI is
+    finalized, whose end is not seen: on either side there are no more than there are threads.
+    """
+    seen: dict[int, dict[int, int]] = {}  # epoch: correlation id: time of the enter
+    for row in program.probes():
+        seen.setdefault(int(row["epoch"]), {})[int(row["correlation"])] = int(row["enter_ns"])
+    found: dict[int, tuple[int, int]] = {}
+    for row in listener.work(gpu_ring.KERNEL):
+        epoch, enter = int(row["epoch"]), int(row["enter"])
+        launches = seen.get(epoch, {})
+        if int(row["correlation"]) not in launches:
+            early, late = found.get(epoch, (0, 0))
+            # Where no launch was seen at all, which side it is on is not known: half and half.
+            is_early = enter < min(launches.values()) if launches else early < late
+            found[epoch] = (early + is_early, late + (not is_early))
+    return found
 
 
 def memory_kb(pid: int) -> int:
