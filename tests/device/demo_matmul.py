@@ -11,9 +11,9 @@ from __future__ import annotations
 import sys
 import time
 from ctypes import c_float, c_int, c_uint, c_void_p, sizeof
-from typing import Any
 
-from cuda.bindings import driver, nvrtc
+from cuda.bindings import driver
+from nvrtc_kernels import Gpu, check
 
 SOURCE = r"""
 extern "C" __global__ void fill_random(float *out, int n, unsigned seed)
@@ -40,52 +40,21 @@ extern "C" __global__ void matmul_naive(const float *a, const float *b, float *c
 N = 2048
 
 
-def check(result: tuple[Any, ...]) -> Any:
-    """The values of a CUDA call, or an exception with its error."""
-    if result[0].value:
-        raise RuntimeError(str(result[0]))
-    return result[1] if len(result) == 2 else result[1:]
-
-
-class Gpu:
-    """A context, the two kernels and three matrices of N by N floats."""
+class Work(Gpu):
+    """The two kernels and three matrices of N by N floats."""
 
     def __init__(self) -> None:
-        check(driver.cuInit(0))
-        self.device = check(driver.cuDeviceGet(0))
-        self.context = check(driver.cuDevicePrimaryCtxRetain(self.device))
-        check(driver.cuCtxSetCurrent(self.context))
-        major, minor = (
-            check(driver.cuDeviceGetAttribute(attribute, self.device))
-            for attribute in (
-                driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
-                driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
-            )
-        )
-        program = check(nvrtc.nvrtcCreateProgram(SOURCE.encode(), b"demo.cu", 0, [], []))
-        check(nvrtc.nvrtcCompileProgram(program, 1, [f"--gpu-architecture=sm_{major}{minor}".encode()]))
-        image = b" " * check(nvrtc.nvrtcGetCUBINSize(program))
-        check(nvrtc.nvrtcGetCUBIN(program, image))
-        self.module = check(driver.cuModuleLoadData(image))
-        self.fill = check(driver.cuModuleGetFunction(self.module, b"fill_random"))
-        self.matmul = check(driver.cuModuleGetFunction(self.module, b"matmul_naive"))
+        super().__init__(SOURCE, ("fill_random", "matmul_naive"))
+        self.fill, self.matmul = self.functions
         self.matrices = [check(driver.cuMemAlloc(N * N * sizeof(c_float))) for _ in range(3)]
 
-    def launch(self, function: Any, grid: tuple[int, int], block: tuple[int, int], *arguments: Any) -> None:
-        values = tuple(value for value, _ in arguments)
-        kinds = tuple(kind for _, kind in arguments)
-        check(driver.cuLaunchKernel(function, *grid, 1, *block, 1, 0, 0, (values, kinds), 0))
 
-    def synchronize(self) -> None:
-        check(driver.cuCtxSynchronize())
-
-
-def generate_random_matrix(gpu: Gpu, which: int, seed: int) -> None:
+def generate_random_matrix(gpu: Work, which: int, seed: int) -> None:
     out = (int(gpu.matrices[which]), c_void_p)
     gpu.launch(gpu.fill, (N * N // 256, 1), (256, 1), out, (N, c_int), (seed, c_uint))
 
 
-def matmul_naive(gpu: Gpu) -> None:
+def matmul_naive(gpu: Work) -> None:
     pointers = [(int(matrix), c_void_p) for matrix in gpu.matrices]
     gpu.launch(gpu.matmul, (N // 16, N // 16), (16, 16), *pointers, (N, c_int))
 
@@ -99,7 +68,7 @@ def load_data(lines: int) -> float:
     return sum(parse_line(text) for _ in range(lines))
 
 
-def compute_step(gpu: Gpu, step: int) -> None:
+def compute_step(gpu: Work, step: int) -> None:
     generate_random_matrix(gpu, 0, 2 * step)
     generate_random_matrix(gpu, 1, 2 * step + 1)
     for _ in range(60):
@@ -108,7 +77,7 @@ def compute_step(gpu: Gpu, step: int) -> None:
 
 
 def main(seconds: float) -> None:
-    gpu = Gpu()
+    gpu = Work()
     began = time.monotonic()
     step = 0
     while time.monotonic() - began < seconds:

@@ -11,56 +11,39 @@ from __future__ import annotations
 
 import os
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
+
+from windows import Worker, mean_and_width, sampler, timed
 
 from gpuprof.sampler import gpu_ring
 from gpuprof.tui import run
 
 WINDOW_S = 0.4
+LAUNCHES = 500  # between two synchronizes
 
 
 def worker() -> None:
     import torch
 
     x = torch.zeros(4096, device="cuda")
+
+    def launch() -> None:
+        for _ in range(LAUNCHES):
+            x.add_(1)
+
     for _ in sys.stdin:
-        torch.cuda.synchronize()
-        began, launches = time.perf_counter(), 0
-        while time.perf_counter() - began < WINDOW_S:
-            for _ in range(500):
-                x.add_(1)
-            torch.cuda.synchronize()
-            launches += 500
-        print((time.perf_counter() - began) / launches * 1e6, flush=True)
-
-
-class Worker:
-    def __init__(self, environ: dict[str, str]) -> None:
-        command = [sys.executable, __file__, "--worker"]
-        pipe = subprocess.PIPE
-        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environ)
-        self.window()
-
-    def window(self) -> float:
-        """Microseconds a launch in one window."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write("go\n")
-        self.process.stdin.flush()
-        return float(self.process.stdout.readline())
+        print(timed(launch, torch.cuda.synchronize, WINDOW_S) / LAUNCHES * 1e6, flush=True)
 
 
 def compare(name: str, plain: Worker, loaded: Worker, pairs: int) -> None:
     base, extra = [], []
     for _ in range(pairs):
-        before, cost = plain.window(), loaded.window()
+        before, cost = plain.ask("go")[0], loaded.ask("go")[0]
         base.append(before)
         extra.append(cost - before)
-    mean, error = statistics.fmean(extra), 1.96 * statistics.stdev(extra) / len(extra) ** 0.5
+    mean, error = mean_and_width(extra)
     median = statistics.median(base)
     print(
         f"{name:34} {median:6.2f} us a launch without, {mean:+6.2f} +- {error:.2f} us ({mean / median:+.1%})"
@@ -75,33 +58,30 @@ def ring_of(pid: int) -> gpu_ring.GpuRing:
 
 
 def main(pairs: int) -> None:
-    plain, loaded = Worker(dict(os.environ)), Worker(run.environment(os.environ))
+    plain, loaded = (Worker(__file__, [], e) for e in (dict(os.environ), run.environment(os.environ)))
+    plain.ask("go")
     compare("nobody listens", plain, loaded, pairs)
 
     ring = ring_of(loaded.process.pid)
     ring.lock()
     time.sleep(1)
-    loaded.window()
+    loaded.ask("go")
     compare("CUPTI and the library alone", plain, loaded, pairs)
     print(f"    {ring.facts()}")
     ring.close()
     time.sleep(1)
-    loaded.window()
+    loaded.ask("go")
     compare("nobody listens again", plain, loaded, pairs)
 
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "gpuprof.sampler", "--socket", f"{folder}/sampler.sock"]
-        sampler = subprocess.Popen(command)
+    with sampler():
         time.sleep(10)
-        loaded.window()
+        loaded.ask("go")
         compare("the whole sampler", plain, loaded, pairs)
-        sampler.terminate()
-        sampler.wait()
     time.sleep(1)
-    loaded.window()
+    loaded.ask("go")
     compare("after it", plain, loaded, pairs)
-    for process in (plain.process, loaded.process):
-        process.kill()
+    plain.end()
+    loaded.end()
 
 
 if __name__ == "__main__":

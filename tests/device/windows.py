@@ -1,0 +1,74 @@
+"""What scripts that measure cost share: a child process that works for a window when asked, the sampler for
+a while, and the 95 % interval of paired differences.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+# Two-sided 95 % quantiles of Student's t for 1, 2, … degrees of freedom.
+STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13)
+NORMAL = 1.96
+
+
+class Worker:
+    """A child process that runs `script --worker …`, and answers a line of text with a line of numbers."""
+
+    def __init__(self, script: str, arguments: Sequence[str], environ: dict[str, str]) -> None:
+        pipe = subprocess.PIPE
+        command = [sys.executable, script, "--worker", *arguments]
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environ)
+
+    def ask(self, request: str) -> list[float]:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(request + "\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline()
+        if not answer:
+            sys.exit(f"the workload ended with {self.process.wait()}")
+        return [float(word) for word in answer.split()]
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def timed(step: Callable[[], None], synchronize: Callable[[], None], seconds: float) -> float:
+    """Seconds a step takes, over a window of about `seconds`."""
+    synchronize()
+    began, steps = time.perf_counter(), 0
+    while time.perf_counter() - began < seconds:
+        step()
+        synchronize()
+        steps += 1
+    return (time.perf_counter() - began) / steps
+
+
+@contextmanager
+def sampler(*options: str) -> Iterator[None]:
+    """The sampler, for as long as the block lasts."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "gpuprof.sampler", "--socket", f"{folder}/sampler.sock", *options]
+        process = subprocess.Popen(command)
+        try:
+            yield
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def mean_and_width(values: Sequence[float]) -> tuple[float, float]:
+    """The mean, and half the width of its 95 % interval; nan where one value tells nothing."""
+    if len(values) < 2:
+        return statistics.fmean(values), math.nan
+    freedom = len(values) - 1
+    quantile = STUDENT[freedom - 1] if freedom <= len(STUDENT) else NORMAL
+    return statistics.fmean(values), quantile * statistics.stdev(values) / math.sqrt(len(values))
