@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable
 
 from gpuprof.sampler.launch_source import LaunchSource
+from gpuprof.sampler.mps import launching
 from gpuprof.sampler.stack_reader import StackReader
 from gpuprof.sampler.status import Failed, Source
 from gpuprof.snapshots.errors import GpuprofError
@@ -176,7 +177,7 @@ class Sources:
         with self._lock:
             source = self._by_name["nvml"]
         pids = getattr(source, "pids_by_gpu", None)
-        return dict(pids()) if callable(pids) else None
+        return {gpu: launching(listed) for gpu, listed in pids().items()} if callable(pids) else None
 
     def _gpu_pids(self) -> set[int]:
         with self._lock:
