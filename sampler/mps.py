@@ -9,9 +9,11 @@ SERVER = "nvidia-cuda-mps-server"
 
 
 def launching(pids: Iterable[int], proc: str = "/proc") -> frozenset[int]:
-    """`pids` without MPS servers, which launch nothing of their own: NVML lists the server beside its clients, and
-    it is the clients that have an injection library. Told by the name of the program's file, which needs root for
-    other users' processes; one that cannot be read stays in.
+    """`pids` without MPS servers, which launch nothing of their own.
+
+    NVML lists the server beside its clients, and it is the clients that have an injection library. The server
+    is told by the name of its program's file (root may read that of every process); one that cannot be read
+    stays in.
     """
     return frozenset(pid for pid in pids if _program(pid, proc) != SERVER)
 
