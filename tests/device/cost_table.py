@@ -1,23 +1,28 @@
 """One table: what a workload loses to this sampler, and to torch.profiler; the same process, the same run.
 
-usage: python3 cost_table.py train|tiny|graph [ROUNDS]      as root with a GPU and PyTorch, no sampler running
+usage: python3 cost_table.py train|tiny|tight|graph [ROUNDS]    as root with a GPU and PyTorch, and no sampler
 
 One process works with the injection library loaded. In each round, in turn: the sampler with its default
 budget; the sampler recording everything; and, of the training step, torch.profiler with kernels and the
 operators of the host, and with Python stacks too. Before and after each of these nobody listens: the loss is
 against the mean of the two. A window of the default budget is longer, since under a budget recording comes in
-windows. Rounds of train take 80 s, of the others 40 s.
+windows. A round of train takes 80 s, of the others 40 s. `tiny` launches from Python, `tight` from a loop of
+CUDA C++ that does nothing else (compiled by nvcc).
 """
 
 from __future__ import annotations
 
 import math
 import os
+import shutil
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 
 from windows import Worker, mean_and_width, sampler, timed
 
@@ -25,10 +30,35 @@ from gpuprof.tui import run
 
 BASE_S, DEFAULT_S, OFF_S, TORCH_S = 4.0, 12.0, 4.0, 3.0
 SETTLE_S = 5.0  # of the sampler: it finds the process, the library attaches, the budget is learnt
-MOST = {"train": 1.0, "tiny": 5.0, "graph": 5.0}  # percent
+MOST = {"train": 1.0, "tiny": 5.0, "tight": 5.0, "graph": 5.0}  # percent
 BASE, DEFAULT, OFF = "nobody listens", "gpuprof, default budget", "gpuprof, --gpu-overhead off"
 TORCH, TORCH_STACK = "torch.profiler", "torch.profiler, with_stack"
 LAUNCHES = {"tiny": 500, "graph": 1000}  # kernels of a step
+TIGHT = r"""
+#include <chrono>
+#include <cstdio>
+__global__ void tiny_kernel(float *x) { x[threadIdx.x] += 1.0f; }
+int main()
+{
+    float *x;
+    double seconds;
+    cudaMalloc(&x, 256);
+    while (scanf("%lf", &seconds) == 1) {
+        auto began = std::chrono::steady_clock::now();
+        long steps = 0;
+        double took;
+        do {
+            for (int i = 0; i < 500; i++)
+                tiny_kernel<<<1, 64>>>(x);
+            cudaDeviceSynchronize();
+            steps++;
+            took = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+        } while (took < seconds);
+        printf("%f 0\n", took / steps * 1e6);
+        fflush(stdout);
+    }
+}
+"""
 
 
 def step_of(kind: str) -> Callable[[], None]:
@@ -80,8 +110,18 @@ def worker(kind: str) -> None:
         print(step_s * 1e6, kernels, flush=True)
 
 
-def main(kind: str, rounds: int) -> int:
-    work = Worker(__file__, [kind], run.environment(os.environ))
+def tight(folder: str) -> list[str]:
+    """The command of the program in C++, compiled in `folder`."""
+    source, program = Path(folder) / "tight.cu", f"{folder}/tight"
+    source.write_text(TIGHT)
+    nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
+    subprocess.run([nvcc, "-O2", "-o", program, str(source)], check=True)
+    return [program]
+
+
+def main(kind: str, rounds: int, folder: str) -> int:
+    command = tight(folder) if kind == "tight" else [sys.executable, __file__, "--worker", kind]
+    work = Worker(command, run.environment(os.environ))
     seconds = {BASE: f"{BASE_S}", DEFAULT: f"{DEFAULT_S}", OFF: f"{OFF_S}"}
     seconds |= {TORCH: f"{TORCH_S} torch", TORCH_STACK: f"{TORCH_S} stack"} if kind == "train" else {}
     options = {DEFAULT: [], OFF: ["--gpu-overhead", "off"]}
@@ -108,7 +148,9 @@ def main(kind: str, rounds: int) -> int:
     print(f"{kind}, {rounds} rounds{'':14} {'µs a step':>10} {'loss, %':>18}")
     for name, values in step_us.items():
         mean, width = mean_and_width(loss[name])
-        seen = f"   {kernels[name]:,.0f} kernels in {TORCH_S:.0f} s" if kernels.get(name) else ""
+        each = " ".join(f"{one:+.1f}" for one in loss[name])
+        seen = f"   ({each})"
+        seen += f"   {kernels[name]:,.0f} kernels in {TORCH_S:.0f} s" if kernels.get(name) else ""
         print(f"{name:30} {statistics.median(values):10.1f} {mean:+9.2f} +- {width:5.2f}{seen}")
     mean, width = mean_and_width(loss[DEFAULT])
     good = mean - (0 if math.isnan(width) else width) <= MOST[kind]
@@ -122,6 +164,7 @@ if __name__ == "__main__":
         worker(sys.argv[2])
     else:
         began = time.monotonic()
-        bad = main(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 5)
+        with tempfile.TemporaryDirectory() as scratch:
+            bad = main(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 5, scratch)
         print(f"{time.monotonic() - began:.0f} s")
         sys.exit(bad)

@@ -58,7 +58,8 @@ def ring_of(pid: int) -> gpu_ring.GpuRing:
 
 
 def main(pairs: int) -> None:
-    plain, loaded = (Worker(__file__, [], e) for e in (dict(os.environ), run.environment(os.environ)))
+    command = [sys.executable, __file__, "--worker"]
+    plain, loaded = (Worker(command, e) for e in (dict(os.environ), run.environment(os.environ)))
     plain.ask("go")
     compare("nobody listens", plain, loaded, pairs)
 

@@ -19,11 +19,10 @@ NORMAL = 1.96
 
 
 class Worker:
-    """A child process that runs `script --worker …`, and answers a line of text with a line of numbers."""
+    """A child process that answers a line of text with a line of numbers."""
 
-    def __init__(self, script: str, arguments: Sequence[str], environ: dict[str, str]) -> None:
+    def __init__(self, command: Sequence[str], environ: dict[str, str]) -> None:
         pipe = subprocess.PIPE
-        command = [sys.executable, script, "--worker", *arguments]
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environ)
 
     def ask(self, request: str) -> list[float]:
