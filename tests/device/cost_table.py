@@ -14,16 +14,14 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
 
+from tight_loop import tight_loop
 from windows import Worker, mean_and_width, sampler, timed
 
 from gpuprof.tui import run
@@ -34,31 +32,6 @@ MOST = {"train": 1.0, "tiny": 5.0, "tight": 5.0, "graph": 5.0}  # percent
 BASE, DEFAULT, OFF = "nobody listens", "gpuprof, default budget", "gpuprof, --gpu-overhead off"
 TORCH, TORCH_STACK = "torch.profiler", "torch.profiler, with_stack"
 LAUNCHES = {"tiny": 500, "graph": 1000}  # kernels of a step
-TIGHT = r"""
-#include <chrono>
-#include <cstdio>
-__global__ void tiny_kernel(float *x) { x[threadIdx.x] += 1.0f; }
-int main()
-{
-    float *x;
-    double seconds;
-    cudaMalloc(&x, 256);
-    while (scanf("%lf", &seconds) == 1) {
-        auto began = std::chrono::steady_clock::now();
-        long steps = 0;
-        double took;
-        do {
-            for (int i = 0; i < 500; i++)
-                tiny_kernel<<<1, 64>>>(x);
-            cudaDeviceSynchronize();
-            steps++;
-            took = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
-        } while (took < seconds);
-        printf("%f 0\n", took / steps * 1e6);
-        fflush(stdout);
-    }
-}
-"""
 
 
 def step_of(kind: str) -> Callable[[], None]:
@@ -110,17 +83,8 @@ def worker(kind: str) -> None:
         print(step_s * 1e6, kernels, flush=True)
 
 
-def tight(folder: str) -> list[str]:
-    """The command of the program in C++, compiled in `folder`."""
-    source, program = Path(folder) / "tight.cu", f"{folder}/tight"
-    source.write_text(TIGHT)
-    nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
-    subprocess.run([nvcc, "-O2", "-o", program, str(source)], check=True)
-    return [program]
-
-
 def main(kind: str, rounds: int, folder: str) -> int:
-    command = tight(folder) if kind == "tight" else [sys.executable, __file__, "--worker", kind]
+    command = tight_loop(folder) if kind == "tight" else [sys.executable, __file__, "--worker", kind]
     work = Worker(command, run.environment(os.environ))
     seconds = {BASE: f"{BASE_S}", DEFAULT: f"{DEFAULT_S}", OFF: f"{OFF_S}"}
     seconds |= {TORCH: f"{TORCH_S} torch", TORCH_STACK: f"{TORCH_S} stack"} if kind == "train" else {}

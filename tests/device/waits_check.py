@@ -46,7 +46,8 @@ def main() -> int:
     for path, ns in waits_of(report["root"]):
         kinds[path[-1] if not path[-1].startswith("[") else "other"] += int(ns)
         total += ns
-        if any("_next_data" in name or "_try_get_data" in name for name in path):
+        woken = next((at for at, name in enumerate(path) if name.startswith("woken by")), len(path))
+        if any("_next_data" in name or "_try_get_data" in name for name in path[:woken]):  # not the waker's
             for_workers += ns
             by_worker += ns if any(name.startswith(WORKER_NAMES) for name in path) else 0
     driver = sum(ns for path, ns in waits_of(report["root"]) if "NVIDIA ioctl" in path)

@@ -1,0 +1,59 @@
+"""A program in CUDA C++ that launches tiny kernels and does nothing else, 500 and a synchronize at a time."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+LAUNCHES = 500  # of a step
+# Answers "SECONDS FILE" with "µs a step" and a 0; a step's end and length go to the file as two doubles, in s.
+SOURCE = r"""
+#include <cstdio>
+#include <cstring>
+#include <ctime>
+__global__ void tiny_kernel(float *x) { x[threadIdx.x] += 1.0f; }
+static double now()
+{
+    timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec + t.tv_nsec / 1e9;
+}
+int main()
+{
+    float *x;
+    char line[4096], path[4000];
+    cudaMalloc(&x, 256);
+    while (fgets(line, sizeof line, stdin)) {
+        double seconds = 1;
+        path[0] = 0;
+        sscanf(line, "%lf %3999s", &seconds, path);
+        FILE *file = path[0] ? fopen(path, "wb") : nullptr;
+        double began = now(), last = began;
+        long steps = 0;
+        while (last - began < seconds) {
+            for (int i = 0; i < 500; i++)
+                tiny_kernel<<<1, 64>>>(x);
+            cudaDeviceSynchronize();
+            double at = now(), row[2] = {at, at - last};
+            if (file)
+                fwrite(row, sizeof row, 1, file);
+            last = at;
+            steps++;
+        }
+        if (file)
+            fclose(file);
+        printf("%f 0\n", (last - began) / steps * 1e6);
+        fflush(stdout);
+    }
+}
+"""
+
+
+def tight_loop(folder: str) -> list[str]:
+    """The command of the program, which is compiled into `folder`."""
+    source, program = Path(folder) / "tight.cu", f"{folder}/tight"
+    source.write_text(SOURCE)
+    nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
+    subprocess.run([nvcc, "-O2", "-o", program, str(source)], check=True)
+    return [program]
