@@ -1,6 +1,6 @@
 """Where the cost of the default budget lies: each step of a tight loop, against the windows of recording.
 
-usage: python3 window_trace.py [SECONDS [BUDGET]]    as root with a GPU and nvcc, and no sampler; 2 minutes
+usage: python3 window_trace.py launch|graph [SECONDS [BUDGET]]   as root with a GPU and nvcc, no sampler
 
 First a process without the library, with and without the sampler: what the charts and the CPU stacks cost
 alone. Then one with the library: steps while nobody listens, in pauses, in windows, and across their edges,
@@ -18,7 +18,7 @@ import time
 import numpy as np
 from launch_cost import ring_of
 from numpy.typing import NDArray
-from tight_loop import LAUNCHES, tight_loop
+from tight_loop import KERNELS, tight_loop
 from windows import Worker, sampler
 
 from gpuprof.tui import run
@@ -37,15 +37,15 @@ def told(name: str, steps: NDArray[np.float64], base: float) -> None:
     if not len(length):
         print(f"{name:34} none")
         return
-    mean, middle = length.mean() / LAUNCHES * 1e9, np.median(length) / LAUNCHES * 1e9
+    mean, middle = length.mean() / KERNELS * 1e9, np.median(length) / KERNELS * 1e9
     print(
-        f"{name:34} {len(length):7} steps, {mean:7.0f} ns a launch (median {middle:.0f}):"
+        f"{name:34} {len(length):7} steps, {mean:7.0f} ns a kernel (median {middle:.0f}):"
         f" {mean - base:+6.0f} ns, {(mean / base - 1) * 100:+.2f} %"
     )
 
 
-def main(seconds: float, budget: str, folder: str) -> None:
-    command = tight_loop(folder)
+def main(kind: str, seconds: float, budget: str, folder: str) -> None:
+    command = tight_loop(folder, graph=kind == "graph")
     plain = Worker(command, dict(os.environ))
     plain.ask("2")
     before = steps_of(plain, BASE_S, folder)
@@ -54,7 +54,7 @@ def main(seconds: float, budget: str, folder: str) -> None:
         during = steps_of(plain, BASE_S, folder)
     after = steps_of(plain, BASE_S, folder)
     plain.end()
-    base = np.concatenate([before, after])[:, 1].mean() / LAUNCHES * 1e9
+    base = np.concatenate([before, after])[:, 1].mean() / KERNELS * 1e9
     told("no library, before", before, base)
     told("no library, charts and CPU stacks", during, base)
     told("no library, after", after, base)
@@ -78,7 +78,7 @@ def main(seconds: float, budget: str, folder: str) -> None:
     work.ask("1")
     after = steps_of(work, BASE_S, folder)
     work.end()
-    base = np.concatenate([before, after])[:, 1].mean() / LAUNCHES * 1e9
+    base = np.concatenate([before, after])[:, 1].mean() / KERNELS * 1e9
     told("nobody listens, before", before, base)
     told("nobody listens, after", after, base)
 
@@ -94,8 +94,8 @@ def main(seconds: float, budget: str, folder: str) -> None:
     edges = (inside > 0) & ~whole
     told("across an edge", steps[edges], base)
     windows = int(np.count_nonzero(np.diff(recording.astype(np.int8)) == 1))
-    excess = (steps[:, 1] - base * LAUNCHES / 1e9).sum()
-    at_edges = (steps[edges, 1] - base * LAUNCHES / 1e9).sum()
+    excess = (steps[:, 1] - base * KERNELS / 1e9).sum()
+    at_edges = (steps[edges, 1] - base * KERNELS / 1e9).sum()
     launches = states[-1][3] - states[0][3]
     claimed = (states[-1][2] - states[0][2]) / 1e9
     print(
@@ -108,7 +108,8 @@ def main(seconds: float, budget: str, folder: str) -> None:
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as scratch:
         main(
-            float(sys.argv[1]) if len(sys.argv) > 1 else 60.0,
-            sys.argv[2] if len(sys.argv) > 2 else "1%",
+            sys.argv[1],
+            float(sys.argv[2]) if len(sys.argv) > 2 else 60.0,
+            sys.argv[3] if len(sys.argv) > 3 else "1%",
             scratch,
         )

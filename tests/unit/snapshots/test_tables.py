@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from dataclasses import replace
 
@@ -134,3 +135,31 @@ def test_full_and_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
     tables.freeze()
     assert tables.nbytes < before
     assert tables.view().depth[stack] == 5
+
+
+def test_a_reader_that_comes_after_freezing_gets_the_same() -> None:
+    tables = Tables(0)
+    cursor = tables.cursor()
+    for pid in (7, 8, 9):
+        tables.thread(tables.process(replace(ADA, pid=pid)), pid, "main")
+    tables.since(cursor)
+    tables.process(replace(ADA, pid=8, name="renamed"))
+    tables.thread(0, 7, "worker")
+    tables.process(replace(ADA, pid=10))
+    late, new = copy.deepcopy(cursor), tables.cursor()
+    wanted = tables.since(cursor), tables.since(tables.cursor())
+    tables.freeze()
+    assert (repr(tables.since(late)), repr(tables.since(new))) == tuple(map(repr, wanted))
+    assert [process.name for process in tables.view().processes] == [
+        "python3",
+        "renamed",
+        "python3",
+        "python3",
+    ]
+
+
+def test_equal_texts_of_processes_are_kept_once() -> None:
+    tables = Tables(0)
+    first, second = (tables.process(replace(ADA, pid=pid, cmdline="".join("ab"))) for pid in (1, 2))
+    processes = tables.view().processes
+    assert processes[first].cmdline is processes[second].cmdline
