@@ -1,5 +1,5 @@
-"""Names of functions as they are shown: demangled (C++, Rust, Fortran modules), without compiler suffixes,
-templates folded.
+"""Names of functions as they are shown: demangled (C++, Rust, Fortran modules, Cython), without compiler
+suffixes, templates folded.
 
 Folding: template arguments longer than a few characters become <…>, and parameter lists and return types are
 left out, so that the instantiations of one function are one row: `void at::native::fill<float, 4>(int) const`
@@ -12,6 +12,7 @@ import re
 from functools import lru_cache
 from typing import Any
 
+from gpuprof.sampler.cython_names import cython_name
 from gpuprof.snapshots.names import clean
 
 MAX_MANGLED = 4096  # bytes; longer names are shown as they are
@@ -39,6 +40,7 @@ _RUST_TOKEN = re.compile(
     rb"|(?P<identifier>[0-9]{1,9}_?)|(?P<open>[ITFD])|(?P<close>E)|(?P<other>.)",
     re.DOTALL,
 )
+_DEVICE_STUB = "__device_stub__"
 _UNBRACKETED = {b"M", b"X", b"Y"}
 _MAX_UNBRACKETED = 8
 _WORDS_BEFORE = (
@@ -61,6 +63,10 @@ def display_name(raw: bytes) -> str:
             name = fold(full) if full != name else outer_name(name)
         elif (fortran := _FORTRAN.match(name)) is not None:
             name = f"{fortran[1]}::{fortran[2]}"
+        elif name.startswith(_DEVICE_STUB):  # what nvcc puts where a kernel is launched from
+            name = f"{fold(_demangle_cpp('_' + name.removeprefix(_DEVICE_STUB)))} [launch]"
+        else:
+            name = cython_name(name) or name
     else:
         name = outer_name(name)
     return clean(name, MAX_SHOWN)

@@ -129,3 +129,34 @@ def test_rust_names_that_explode_or_cannot_be_read(capsys: pytest.CaptureFixture
     assert display_name(rust_bomb(30).encode()).startswith("_RINvC1a1f")
     display_name(b"_RINvNtCs1_4core3ptr13drop_in_placeDG_INtNtNtCs1_4core3ops8function2FnpEp6OutputuEL_E")
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("compiled", "source"),
+    [  # as Cython 3 named the functions of a module pkg/mod.pyx, and of CuPy
+        ("__pyx_f_3pkg_3mod_6Solver_solve_x", "pkg.mod.Solver.solve_x"),
+        ("__pyx_f_3pkg_3mod_helper_fn", "pkg.mod.helper_fn"),
+        ("__pyx_pw_3pkg_3mod_6Solver_3__call__", "pkg.mod.Solver.__call__"),
+        ("__pyx_pw_3pkg_3mod_6Solver_1step", "pkg.mod.Solver.step"),
+        ("__pyx_pf_3pkg_3mod_6Solver_step", "pkg.mod.Solver.step"),
+        ("__pyx_pf_3pkg_3mod_bar", "pkg.mod.bar"),
+        ("__pyx_pw_3pkg_3mod_1bar", "pkg.mod.bar"),
+        ("__pyx_pw_3pkg_3mod_3bar_1inner", "pkg.mod.bar.inner"),
+        ("__pyx_pw_3pkg_3mod_3solve_x", "pkg.mod.solve_x"),
+        ("__pyx_pw_3pkg_3mod_5solve_x", "pkg.mod.solve_x"),  # 5, which is also the length of "solve"
+        ("__pyx_pf_3pkg_3mod_2solve_x", "pkg.mod.solve_x"),
+        ("__pyx_pw_3pkg_3mod_6Solver_5value_1__get__", "pkg.mod.Solver.value.__get__"),
+        ("__pyx_pw_3pkg_3mod_12__pyx_fuse_0__pyx_f_3pkg_3mod_twice", "pkg.mod.twice"),
+        (
+            "__pyx_f_4cupy_4cuda_8function_8Function_linear_launch",
+            "cupy.cuda.function.Function.linear_launch",
+        ),
+        ("__pyx_f_4cupy_4cuda_8function__launch", "cupy.cuda.function._launch"),
+        ("__pyx_f_", "__pyx_f_"),
+        ("__pyx_f_999a", "__pyx_f_999a"),
+        ("__pyx_tp_new_3pkg_3mod_Solver", "__pyx_tp_new_3pkg_3mod_Solver"),
+        ("__device_stub__Z12known_kernelPf", "known_kernel [launch]"),
+    ],
+)
+def test_names_that_compilers_made_of_the_source(compiled: str, source: str) -> None:
+    assert display_name(compiled.encode()) == source
