@@ -105,12 +105,13 @@ class UnwindBinaries:
 
     @property
     def full(self) -> bool:
-        """Is there a binary in use that did not fit?"""
-        return any(binary.problem == TABLE_FULL for binary in self._by_key.values())
+        """Is there a binary in use that did not fit? From any thread."""
+        return any(binary.problem == TABLE_FULL for binary in list(self._by_key.values()))
 
     def problems(self) -> dict[Hashable, str]:
-        """Binaries without rows, and why."""
-        return {key: binary.problem for key, binary in self._by_key.items() if binary.problem is not None}
+        """Binaries without rows, and why. From any thread."""
+        known = list(self._by_key.items())
+        return {key: binary.problem for key, binary in known if binary.problem is not None}
 
     def set_python(self, key: Hashable, index: int) -> None:
         """Note that a binary holds an interpreter, whose layout has this index."""

@@ -1,10 +1,7 @@
-"""Hides what a Python programmer did not write: rows of the interpreter's own code in a tree.
+"""Hides the rows of a tree that say nothing to whoever wrote the program (internal_rows.py).
 
-CPython runs Python code through its own C functions (_PyEval_EvalFrameDefault, _PyObject_MakeTpCall ...).
-Between and below Python frames they say nothing that the Python line does not say. A row is hidden when it is
-native code of the interpreter and there is a Python frame above it or below it. Its own weight goes to its
-nearest shown caller, its callees are lifted there, and rows that then have the same path are merged, so that
-totals stay exact. Everything else (extension modules, libc, the kernel, threads without Python) is kept.
+A hidden row's own weight goes to its nearest shown caller, its callees are lifted there, and rows that then
+have the same path are merged, so that totals stay exact. Everything else is kept.
 """
 
 from __future__ import annotations
@@ -19,28 +16,25 @@ from gpuprof.snapshots import tree as trees
 from gpuprof.snapshots.errors import FrameError
 from gpuprof.snapshots.fold import Nodes
 from gpuprof.snapshots.frames import FrameKind, Tree
-from gpuprof.snapshots.preorder import Bools, Ints, marked_above, marked_below, preorder_ends
+from gpuprof.snapshots.internal_rows import internal_rows
+from gpuprof.snapshots.preorder import Bools, Ints, marked_above, preorder_ends
 
 if TYPE_CHECKING:
     from gpuprof.snapshots.fold import Label
 
-# File names of the interpreter: python3.12, python3.13t, python3-dbg, libpython3.12.so.1.0
-_INTERPRETER = re.compile(r"(lib)?python(\d[\d.]*[dmtu]*(-\w+)?)?(\.so(\.[\d.]+)?)?( \(deleted\))?")
-# Names of the C API and of what is behind it, which a program that embeds Python holds in its own binary.
-_API_NAME = re.compile(r"_?Py([A-Z][A-Za-z0-9]*)?_")
 _OTHER_NAME = re.compile(r"other \((\d{1,9})\)")
 
 
 @dataclass(frozen=True, slots=True)
 class Simplified:
-    """A tree without the interpreter's rows; `hidden` counts the rows of the original that are gone."""
+    """A tree without internal rows; `hidden` counts the rows of the original that are gone."""
 
     tree: Tree
     hidden: int
 
 
 def without_internals(tree: Tree) -> Simplified:
-    """Return the tree without rows of the interpreter. Linear in rows, apart from sorting.
+    """Return the tree without internal rows. Linear in rows, apart from sorting.
 
     A tree that holds none is returned as it is. FrameError for columns that are no tree.
     """
@@ -53,10 +47,7 @@ def without_internals(tree: Tree) -> Simplified:
     trees.check(tree)
     parent = tree.parent.astype(np.int64)
     end = preorder_ends(parent)
-    hidden = _internal(tree)
-    python = tree.kind == FrameKind.PYTHON
-    hidden &= (marked_above(python, end) > 0) | (marked_below(python, end) > 0)
-    hidden[0] = False
+    hidden = internal_rows(tree, parent, end)
     count = int(np.count_nonzero(hidden))
     if not count:
         return Simplified(tree, 0)
@@ -73,22 +64,6 @@ def without_internals(tree: Tree) -> Simplified:
         max_nodes=len(parent) + 2,
     )
     return Simplified(replace(built, summary=tree.summary), count)
-
-
-def _internal(tree: Tree) -> Bools:
-    """A mask of the rows that are native code of the interpreter."""
-    count = len(tree.strings)
-    is_interpreter, is_library, is_api = (np.zeros(count, np.bool_) for _ in range(3))
-    native = tree.kind == FrameKind.NATIVE
-    for number in np.unique(tree.binary[native]).tolist():
-        text = tree.strings[number]
-        is_interpreter[number] = _INTERPRETER.fullmatch(text) is not None
-        is_library[number] = ".so" in text or not text
-    named = native & ~is_library[tree.binary]
-    for number in np.unique(tree.name[named]).tolist():
-        is_api[number] = _API_NAME.match(tree.strings[number]) is not None
-    result: Bools = native & (is_interpreter[tree.binary] | (named & is_api[tree.name]))
-    return result
 
 
 def _merged(tree: Tree, parent: Ints, hidden: Bools, depth: Ints) -> Nodes:

@@ -48,7 +48,7 @@ class MainScreen(Screen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("slash", "ask('search')", "search", show=False),
         Binding("f", "ask('filter')", "filter", show=False),
-        Binding("x", "internals", "interpreter frames", show=False),
+        Binding("x", "internals", "internal frames", show=False),
         Binding("v", "select", "select a range", show=False),
         Binding("escape", "let_go", "let go", show=False),
         Binding("b", "by_range", "by NVTX range", show=False),
@@ -429,7 +429,7 @@ class MainScreen(Screen[None]):
         self._asked_anew()
 
     def action_internals(self) -> None:
-        """Show or hide the interpreter's own frames."""
+        """Show or hide internal frames."""
         self.session.show_internals(not self.session.internals)
         self._update_tree()
         self._update_lines()

@@ -112,14 +112,14 @@ def tree_title(session: Session, palette: Palette, width: int, match: str, focus
         count = f"{session.hidden_rows:,}"
         left = width - 2 - sum(item.cells + 2 for _, item in items)
         texts = (
-            f"{count} interpreter frames hidden, x shows them",
-            f"{count} interpreter frames: x",
+            f"{count} internal frames hidden, x shows them",
+            f"{count} internal frames: x",
             f"{count} internals: x",
         )
         said = next((text for text in texts if len(text) <= left), texts[-1])
         items.append((5, Line().add(said, dim)))
     elif session.internals:
-        items.append((5, Line().add("interpreter frames shown (x)", dim)))
+        items.append((5, Line().add("internal frames shown (x)", dim)))
     line = Line().add("▌" if focused else " ", accent)
     for item in pack_by_priority(items, width - 2):
         line.add("  " if line.cells > 1 else "").extend(item)

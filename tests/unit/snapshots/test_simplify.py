@@ -75,17 +75,84 @@ def test_frames_between_outside_and_below_python_frames_go() -> None:
     done = without_internals(tree)
     assert shown(done.tree) == [
         (0, "", 0, 66),
-        (1, "python3 (7)", 0, 66),
-        (2, "__libc_start_main", 1, 66),
-        (3, "main", 7, 65),
-        (4, "step", 34, 58),
-        (5, "PyArray_ToList", 13, 21),
-        (6, "asm_exc_page_fault", 8, 8),
-        (5, "malloc", 3, 3),
+        (1, "python3 (7)", 1, 66),
+        (2, "main", 7, 65),
+        (3, "step", 34, 58),
+        (4, "PyArray_ToList", 13, 21),
+        (5, "asm_exc_page_fault", 8, 8),
+        (4, "malloc", 3, 3),
     ]
-    assert done.hidden == 6
+    assert done.hidden == 7
     assert (done.tree.id, done.tree.summary, done.tree.truncated) == (7, "as it was", 3)
     assert (done.tree.start_ns, done.tree.end_ns, done.tree.unit) == (1, 2, "samples")
+
+
+def test_how_a_program_and_a_thread_start_goes_and_a_sample_in_it_stays() -> None:
+    tree = tree_of(
+        [
+            *ROOT,
+            (2, "_start", 0, C, "app"),
+            (3, "__libc_start_main", 0, C, "libc.so.6"),
+            (4, "libc.so.6!0x2a150", 2, C, "libc.so.6"),
+            (5, "main", 10, C, "app"),
+            (6, "libc.so.6!0x9000", 5, C, "libc.so.6"),
+            (7, "memcpy", 1, C, "libc.so.6"),
+            (2, "libc.so.6!0x129ec5", 0, C, "libc.so.6"),
+            (3, "libc.so.6!0x9c800", 0, C, "libc.so.6"),
+            (4, "worker", 4, C, "app"),
+            (2, "libc.so.6!0x77", 3, C, "libc.so.6"),
+            (2, "app!0x5", 1, C, "app"),
+            (3, "start_thread", 0, C, "app"),
+            (4, "f", 1, C, "app"),
+        ]
+    )
+    assert shown(without_internals(tree).tree)[1:] == [
+        (1, "python3 (7)", 2, 27),
+        (2, "main", 10, 16),
+        (3, "libc.so.6!0x9000", 5, 6),
+        (4, "memcpy", 1, 1),
+        (2, "worker", 4, 4),
+        (2, "libc.so.6!0x77", 3, 3),
+        (2, "app!0x5", 1, 2),
+        (3, "start_thread", 0, 1),
+        (4, "f", 1, 1),
+    ]
+
+
+def test_the_way_into_a_wait_goes_unless_only_the_kernel_waits() -> None:
+    wait = FrameKind.WAIT
+    tree = tree_of(
+        [
+            *ROOT,
+            (2, "get", 0, PY, ""),
+            (3, "pthread_cond_wait", 0, C, "libc.so.6"),
+            (4, "libc.so.6!0x98d70", 0, C, "libc.so.6"),
+            (5, "entry_SYSCALL_64_after_hwframe", 0, K, "[kernel]"),
+            (6, "futex_wait", 0, K, "[kernel]"),
+            (7, "schedule", 0, K, "[kernel]"),
+            (8, "futex", 4, wait, ""),
+            (9, "woken by x", 0, wait, ""),
+            (10, "_start", 0, C, "x"),
+            (11, "wake", 6, C, "x"),
+            (12, "do_syscall_64", 0, K, "[kernel]"),
+            (13, "futex_wake", 1, K, "[kernel]"),
+            (1, "kworker (9)", 0, 1, ""),
+            (2, "ret_from_fork", 0, K, "[kernel]"),
+            (3, "worker_thread", 0, K, "[kernel]"),
+            (4, "sleep", 9, wait, ""),
+        ]
+    )
+    assert shown(without_internals(tree).tree)[2:] == [
+        (2, "get", 0, 11),
+        (3, "pthread_cond_wait", 0, 11),
+        (4, "futex", 4, 11),
+        (5, "woken by x", 0, 7),
+        (6, "wake", 6, 7),
+        (7, "futex_wake", 1, 1),
+        (1, "kworker (9)", 0, 9),
+        (2, "worker_thread", 0, 9),
+        (3, "sleep", 9, 9),
+    ]
 
 
 def test_a_thread_without_python_keeps_everything() -> None:
