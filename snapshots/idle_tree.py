@@ -1,7 +1,7 @@
 """The tree of idle GPU time of a range: what the threads that feed a device were doing while it was idle.
 
-The idle time of a device is shared equally by the threads that feed it (idle_spans.py). Of a thread, what its
-waits cover of the idle time is exact: a synchronizing call counts as a wait, spinning or not, before what it
+The idle time of a device is shared equally by the threads that feed it (idle_spans.py); time in which one of
+them only waited for another of them is that one's. Of a thread, what its waits cover of the idle time is exact: a synchronizing call counts as a wait, spinning or not, before what it
 holds. The rest of the idle time is divided among the thread's CPU samples at idle instants outside its waits,
 with the binomial standard error (estimates.py). Where there are none, or, for a thread that no wait was
 recorded of, far fewer than the sampling rate lets expect, the rest stands under NOT_SEEN.
@@ -87,6 +87,8 @@ class IdleTime:
         self._hz = cpu_hz
         self._rows: dict[int, _Rows] = {}
         self._groups = 0
+        self._feeders: frozenset[int] = frozenset()  # of the device that is added
+        self._wanted: Container[int] = ()  # whose time is told
         self._least_ns = 0.0  # of a wait that is explained
         self._explained = 0
 
@@ -95,21 +97,22 @@ class IdleTime:
         if not device.idle.total_ns:
             return
         self._least_ns, self._explained = _LEAST_EXPLAINED * device.idle.total_ns, 0
+        self._feeders, self._wanted = frozenset(device.feeders), wanted
         for person in device.feeders:
-            if person in wanted:
-                self._add_feeder(person, device.idle, 1.0 / len(device.feeders))
+            role = _Role(person, person, 1.0 / len(device.feeders), frozenset({person}))
+            self._add_feeder(role, device.idle)
 
     def parts(self) -> list[fold.Weighed]:
         """Return the rows so far."""
         return [rows.weighed() for rows in self._rows.values()]
 
-    def _add_feeder(self, person: int, spans: Spans, share: float) -> None:
-        rest = self._add(_Role(person, person, share, frozenset({person})), spans)
-        if rest > 0:
-            view = self._people.view_of(person)
+    def _add_feeder(self, role: _Role, spans: Spans) -> None:
+        rest = self._add(role, spans)
+        if rest > 0 and role.owner in self._wanted:
+            view = self._people.view_of(role.person)
             rows = self._rows_of(view)
             node = rows.grafts.child(0, NOT_SEEN, FrameKind.UNKNOWN)
-            rows.add(self._thread(view, person), np.array([node]), np.array([rest * share]))
+            rows.add(self._thread(view, role.person), np.array([node]), np.array([rest * role.scale]))
 
     def _add(self, role: _Role, spans: Spans) -> float:
         """Add what a thread did in `spans`, and return how much of that (ns) is not known."""
@@ -187,7 +190,7 @@ class IdleTime:
             left = count * 1e9 / self._hz
         for one, mask in zip(samples, held, strict=True):
             rows = np.flatnonzero(mask)
-            if not len(rows):
+            if not len(rows) or role.owner not in self._wanted:
                 continue
             collected, stack = self._rows_of(one.view), one.stack[rows].astype(np.int64)
             if role.view is not None:
@@ -225,6 +228,10 @@ class IdleTime:
             meanwhile = gaps.union(waits.start_ns[rows], waits.end_ns[rows]).both(spans)
             # the sum of the rows is what is told here, even where they overlap
             scale = role.scale * float(sums[number]) / max(meanwhile.total_ns, 1)
+            if role.view is None and waker in self._feeders and self._known(waker, waits.view, meanwhile):
+                self._add_feeder(_Role(waker, waker, scale, role.above | {waker}), meanwhile)
+                done[rows] = True
+                continue
             told = replace(role, scale=scale, view=waits.view)
             below = node
             if role.view is not None:
@@ -253,7 +260,7 @@ class IdleTime:
             below = rows.grafts.child(node, name, FrameKind.WAIT)
             left = float(spans.total_ns)
             left -= self._add_samples(replace(role, node=below), mates, spans, left, trusted=waker == NOBODY)
-        if left > 0:
+        if left > 0 and role.owner in self._wanted:
             thread = self._thread(view, role.owner)
             rows.add(thread, np.array([below]), np.array([left * role.scale]))
         return True
@@ -266,7 +273,7 @@ class IdleTime:
         )
 
     def _put(self, role: _Role, view: TablesView, stack: Array, weight: Array) -> None:
-        if not len(stack):
+        if not len(stack) or role.owner not in self._wanted:
             return
         rows = self._rows_of(view)
         nodes = stack if role.view is None else rows.grafts.under(role.node, stack)

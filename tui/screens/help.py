@@ -105,7 +105,8 @@ HELP: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
             ("[stack not taken]", "work of kernels none of whose launches got a stack within the overhead"),
             ("", "budget; that of other kernels is shared out among the launches that got one (~)"),
             ("GPU idle", "idle time of observed devices, shared equally by the threads that launch on"),
-            ("", "each. Their waits are exact; the rest is divided among their CPU samples (~)"),
+            ("", "each; where one only waits for another of them it counts as that one. Waits are"),
+            ("", "exact; the rest is divided among their CPU samples (~)"),
             ("meanwhile x", "what the thread that ended the wait was doing during the wait"),
             ("off-CPU", "time in which threads waited or were not scheduled, of all threads together"),
             (

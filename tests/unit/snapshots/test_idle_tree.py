@@ -235,13 +235,23 @@ def test_two_threads_share_the_time_and_filters_take_parts(stories: Any) -> None
     tree = ask(story, by_thread=True)
     found = stories.totals(tree)
     assert found[""] == found["python3 (7)"] == 800.0
-    assert found["python3 (7) / python3 (7)"] == found["python3 (7) / autograd (8)"] == 400.0
-    # what one of them waited for was the other's loading
-    path = "python3 (7) / autograd (8) / thread_main / futex / woken by python3 / meanwhile python3"
-    assert found[f"{path} / main / _next_data"] == 400.0
+    # what one of them waited for was the other's loading, which is one row
+    assert found["python3 (7) / python3 (7) / main / _next_data"] == 800.0
     assert "100 % in _next_data (dataloader.py:733), on CPU" in tree.summary
-    assert stories.totals(ask(story, tids=[7]))[""] == 400.0
+    assert stories.totals(ask(story, tids=[7]))[""] == 800.0
+    assert stories.totals(ask(story, tids=[8]))[""] == 0.0
     assert stories.totals(ask(story, pids=[99]))[""] == 0.0
+
+
+def test_a_feeding_thread_that_waits_for_no_other_has_a_share_of_its_own(stories: Any) -> None:
+    story = told(stories, names={8: "autograd"})
+    story.gpu(8, "backward %gemm", 500, 600)
+    for low, high in GAPS:
+        story.on_cpu(7, LOAD, low, high)
+        story.wait(8, ":thread_main <disk or file I/O>", low, high)
+    found = stories.totals(ask(story, by_thread=True))
+    assert found["python3 (7) / python3 (7)"] == found["python3 (7) / autograd (8)"] == 400.0
+    assert stories.totals(ask(story, tids=[8]))[""] == 400.0
 
 
 def test_the_devices_asked_for_add_up(stories: Any) -> None:
