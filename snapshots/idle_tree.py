@@ -1,10 +1,11 @@
 """The tree of idle GPU time of a range: what the threads that feed a device were doing while it was idle.
 
 The idle time of a device is shared equally by the threads that feed it (idle_spans.py); time in which one of
-them only waited for another of them is that one's. Of a thread, what its waits cover of the idle time is exact: a synchronizing call counts as a wait, spinning or not, before what it
-holds. The rest of the idle time is divided among the thread's CPU samples at idle instants outside its waits,
-with the binomial standard error (estimates.py). Where there are none, or, for a thread that no wait was
-recorded of, far fewer than the sampling rate lets expect, the rest stands under NOT_SEEN.
+them only waited for another of them is that one's. Of a thread, what its waits cover of the idle time is
+exact: a synchronizing call counts as a wait, spinning or not, before what it holds. The rest of the idle time
+is divided among the thread's CPU samples at idle instants outside its waits, with the binomial standard error
+(estimates.py). Where there are none, or, for a thread that no wait was recorded of, far fewer than the
+sampling rate lets expect, the rest stands under NOT_SEEN.
 
 Below a wait whose waker is known, the stack of the waker at that instant is replaced by what the waker did
 meanwhile, found in the same way for the time of the wait; so up to MAX_LINKS wakers on. A thread that waits
