@@ -1,11 +1,12 @@
 """Kernels of other frameworks, each launched a known number of times from a function of a known name.
 
-usage: python3 frameworks.py FOLDER [cupy|triton|jax|cuda ...]     as root on a node with a GPU; 1 min
+usage: python3 frameworks.py FOLDER [cupy|triton|jax|cuda|torchrun|mpirun ...]     as root, with a GPU; 2 min
        python3 frameworks.py --worker NAME                         the workload itself
 
 Each is recorded with --gpu-overhead off, and its kernels are counted under the function that launched them.
 CUDA C++ is compiled by nvcc and has no frame pointers. XLA launches from threads of its own where it likes
 to, so of JAX the kernels are counted wherever they hang, and the line says how many are under the function.
+torchrun and mpirun start two processes that launch the same on one device.
 """
 
 from __future__ import annotations
@@ -55,6 +56,15 @@ def worker(name: str) -> None:
             known(x, x)
 
         done = cupy.cuda.runtime.deviceSynchronize
+    elif name == "torch":
+        import torch
+
+        t = torch.zeros(1024, device="cuda")
+
+        def once() -> None:
+            t.erfinv_()
+
+        done = torch.cuda.synchronize
     elif name == "triton":
         import torch
         from triton_kernel import known_kernel
@@ -89,6 +99,12 @@ def worker(name: str) -> None:
 
 
 def command(name: str, folder: str) -> list[str]:
+    if name == "torchrun":
+        start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python"]
+        return [*start, sys.executable, __file__, "--worker", "torch"]
+    if name == "mpirun":
+        start = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2"]
+        return [*start, sys.executable, __file__, "--worker", "torch"]
     if name != "cuda":
         return [sys.executable, __file__, "--worker", name]
     source = Path(folder) / "known.cu"
@@ -107,16 +123,18 @@ def check(name: str, file: str) -> bool:
     history = read_snapshot(file).history
     start, _, _, paths, label = all_work(history)
     status = next(source for source in history.status.sources if source.name == "gpu")
-    wanted = "known_kernel" if name != "jax" else ""
+    processes = 2 if name in {"torchrun", "mpirun"} else 1
+    wanted = {"jax": "", "torchrun": "erfinv", "mpirun": "erfinv"}.get(name, "known_kernel")
     known = [wanted in path[-1] for path in paths]
     under = [k and any(STEP in frame for frame in path) for k, path in zip(known, paths, strict=True)]
     kernels = sum(known[which] for which in label)
     below = sum(under[which] for which in label)
     lost = (status.lost, status.invalid, status.early, status.unmatched)
-    good = kernels >= COUNT and not any(lost) and (name == "jax" or below == COUNT)
+    count = COUNT * processes
+    good = kernels >= count and not any(lost) and (name == "jax" or below == count)
     deepest = max((path for path, k in zip(paths, under, strict=True) if k), key=len, default=["none"])
     print(
-        f"{'PASS' if good else 'FAIL'} {name}: {below} of {COUNT} kernels under {STEP}, {kernels} in all of"
+        f"{'PASS' if good else 'FAIL'} {name}: {below} of {count} kernels under {STEP}, {kernels} in all of"
         f" {len(start)}; lost, invalid, early, unmatched: {lost}; {' > '.join(deepest[-9:])}"
     )
     return good
@@ -124,7 +142,10 @@ def check(name: str, file: str) -> bool:
 
 def main(folder: str, names: list[str]) -> int:
     bad = 0
-    for name in names or ["cupy", "triton", "jax", "cuda"]:
+    for name in names or ["cupy", "triton", "jax", "cuda", "torchrun", "mpirun"]:
+        if name == "mpirun" and not shutil.which("mpirun"):
+            print("SKIP mpirun: it is not installed")
+            continue
         with tempfile.TemporaryDirectory() as scratch:
             file = f"{folder}/{name}.gpuprof"
             record = [sys.executable, "-c", "from gpuprof.tui.command import main; raise SystemExit(main())"]

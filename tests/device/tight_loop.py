@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 KERNELS = 500  # of a step
-# Answers "SECONDS FILE" with "µs a step" and a 0; the file gets each step's end and length, two doubles, in s.
+# Answers "SECONDS FILE" with "µs a step" and a 0; the file gets end and length of each step (two doubles, s).
 # With the argument "graph" a step replays a graph of 20 such kernels 25 times.
 SOURCE = r"""
 #include <cstdio>
