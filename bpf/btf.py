@@ -9,7 +9,9 @@ set only the low 24 bits of the offset are the offset.
 
 from __future__ import annotations
 
+import contextlib
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 
 VMLINUX = Path("/sys/kernel/btf/vmlinux")
@@ -72,6 +74,16 @@ class Btf:
             total += found[0]
             current = self._strip(found[1])
         return total
+
+    def first_offset(self, fields: Sequence[Sequence[str]]) -> int:
+        """Offset of the first of some fields (structure, names as of `offset`) that this kernel has.
+        BtfError when it has none.
+        """
+        for structure, *path in fields[:-1]:
+            with contextlib.suppress(BtfError):
+                return self.offset(structure, *path)
+        structure, *path = fields[-1]
+        return self.offset(structure, *path)
 
     def tracepoint_arguments(self, name: str) -> list[bool]:
         """Of each argument of a raw tracepoint whether it is a pointer. BtfError when there is no such one.

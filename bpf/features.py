@@ -20,7 +20,14 @@ from pathlib import Path
 
 from gpuprof.bpf import syscalls
 from gpuprof.bpf.btf import Btf, BtfError
-from gpuprof.bpf.inventory import KERNEL_OFFSETS, PROG_KPROBE, PROG_PERF_EVENT, PROG_RAW_TRACEPOINT, family_of
+from gpuprof.bpf.inventory import (
+    KERNEL_MAPPING_OFFSETS,
+    KERNEL_OFFSETS,
+    PROG_KPROBE,
+    PROG_PERF_EVENT,
+    PROG_RAW_TRACEPOINT,
+    family_of,
+)
 from gpuprof.bpf.program_object import ProgramObject, helpers
 from gpuprof.snapshots.errors import GpuprofError
 
@@ -144,7 +151,7 @@ def probe() -> Iterator[Feature]:
     yield uprobes
     problem = _try(syscalls.enable_run_time_stats)
     yield Feature("run time of programs", "5.8", not problem, False, "their cost is not shown", problem)
-    yield _type_information()
+    yield from type_features(Btf.of_kernel)
 
 
 def finding(feature: Feature) -> dict[str, str]:
@@ -157,15 +164,27 @@ def finding(feature: Feature) -> dict[str, str]:
     return {"name": feature.name, "state": "note", "detail": f"{detail}; {feature.without}"}
 
 
-def _type_information() -> Feature:
-    """BTF, with every field that the programs read."""
+def type_features(types_of: Callable[[], Btf]) -> Iterator[Feature]:
+    """What the kernel's type information (BTF), which `types_of` reads or is BtfError, says of the structures
+    that the programs read.
+    """
+    mappings = "a process's mappings as a maple tree"
+    without = "new processes have stacks only once their tables are published"
     try:
-        types = Btf.of_kernel()
+        types = types_of()
         for field in KERNEL_OFFSETS.values():
             types.offset(*field)
     except BtfError as error:
-        return Feature("kernel type information", "5.2, CONFIG_DEBUG_INFO_BTF", False, True, "", str(error))
-    return Feature("kernel type information", "5.2", True, True)
+        yield Feature("kernel type information", "5.2, CONFIG_DEBUG_INFO_BTF", False, True, "", str(error))
+        return
+    yield Feature("kernel type information", "5.2", True, True)
+    try:
+        for fields in KERNEL_MAPPING_OFFSETS.values():
+            types.first_offset(fields)
+    except BtfError as error:
+        yield Feature(mappings, "6.1", False, False, without, str(error))
+        return
+    yield Feature(mappings, "6.1", True, False, without)
 
 
 def _helper_words(helper: int) -> str:

@@ -86,6 +86,7 @@ MAPS = (
     "wait_records",
     "tracked",
     "waits",
+    "earlier_waits",
     "wait_settings",
     "seen_waits",
     "wait_programs",
@@ -120,44 +121,49 @@ KERNEL_OFFSETS = {
     "SIGNAL_LIVE": ("signal_struct", "live"),
 }
 
-# The same for what a kernel may lack: a group of macros is defined whole or not at all. Of each macro the
-# fields that kernels have had, newest first.
-OPTIONAL_OFFSETS: tuple[dict[str, tuple[tuple[str, ...], ...]], ...] = (
+# Macros that are defined all or none; of each the fields that kernels have had, newest first.
+OffsetGroup = dict[str, tuple[tuple[str, ...], ...]]
+
+# What kernel_mapping.bpf.h needs; without it a new process has no stacks until it was published.
+KERNEL_MAPPING_OFFSETS: OffsetGroup = {
+    "MM_TREE_ROOT": (("mm_struct", "mm_mt", "ma_root"),),  # 6.1+
+    "MM_EXECUTABLE_PAGES": (("mm_struct", "exec_vm"),),
+    "MM_START_STACK": (("mm_struct", "start_stack"),),
+    "MM_EXE_FILE": (("mm_struct", "exe_file"),),
+    "MM_VDSO": (("mm_struct", "context", "vdso"),),
+    "MM_ARG_START": (("mm_struct", "arg_start"),),
+    "MM_ARG_END": (("mm_struct", "arg_end"),),
+    "TASK_MM": (("task_struct", "mm"),),
+    "TASK_COMM": (("task_struct", "comm"),),
+    "TASK_REAL_PARENT": (("task_struct", "real_parent"),),
+    "TASK_THREAD_PID": (("task_struct", "thread_pid"),),
+    "PID_LEVEL": (("pid", "level"),),
+    "PID_NUMBERS": (("pid", "numbers"),),
+    "VMA_START": (("vm_area_struct", "vm_start"),),  # the end follows it
+    "VMA_FLAGS": (("vm_area_struct", "vm_flags"),),
+    "VMA_PAGE_OFFSET": (("vm_area_struct", "vm_pgoff"),),
+    "VMA_FILE": (("vm_area_struct", "vm_file"),),
+    "FILE_INODE": (("file", "f_inode"),),
+    "FILE_MODE": (("file", "f_mode"),),
+    "DENTRY_INODE": (("dentry", "d_inode"),),
+    "INODE_NUMBER": (("inode", "i_ino"),),
+    "INODE_SIZE": (("inode", "i_size"),),
+    "INODE_SUPER_BLOCK": (("inode", "i_sb"),),
+    "INODE_MTIME_SECONDS": (
+        ("inode", "i_mtime_sec"), ("inode", "__i_mtime", "tv_sec"), ("inode", "i_mtime", "tv_sec"),
+    ),
+    "INODE_MTIME_NANOSECONDS": (
+        ("inode", "i_mtime_nsec"), ("inode", "__i_mtime", "tv_nsec"), ("inode", "i_mtime", "tv_nsec"),
+    ),
+    "SUPER_BLOCK_DEVICE": (("super_block", "s_dev"),),
+}  # fmt: skip
+
+# Where fields lie that a kernel may lack.
+OPTIONAL_OFFSETS: tuple[OffsetGroup, ...] = (
     {"TASK_STATE": (("task_struct", "__state"), ("task_struct", "state"))},
-    {  # what kernel_mapping.bpf.h needs; without it a new process has no stacks until it was published
-        "MM_TREE_ROOT": (("mm_struct", "mm_mt", "ma_root"),),  # 6.1+
-        "MM_EXECUTABLE_PAGES": (("mm_struct", "exec_vm"),),
-        "MM_START_STACK": (("mm_struct", "start_stack"),),
-        "MM_EXE_FILE": (("mm_struct", "exe_file"),),
-        "MM_VDSO": (("mm_struct", "context", "vdso"),),
-        "MM_ARG_START": (("mm_struct", "arg_start"),),
-        "MM_ARG_END": (("mm_struct", "arg_end"),),
-        "TASK_MM": (("task_struct", "mm"),),
-        "TASK_COMM": (("task_struct", "comm"),),
-        "TASK_REAL_PARENT": (("task_struct", "real_parent"),),
-        "TASK_THREAD_PID": (("task_struct", "thread_pid"),),
-        "PID_LEVEL": (("pid", "level"),),
-        "PID_NUMBERS": (("pid", "numbers"),),
-        "VMA_START": (("vm_area_struct", "vm_start"),),  # the end follows it
-        "VMA_FLAGS": (("vm_area_struct", "vm_flags"),),
-        "VMA_PAGE_OFFSET": (("vm_area_struct", "vm_pgoff"),),
-        "VMA_FILE": (("vm_area_struct", "vm_file"),),
-        "FILE_INODE": (("file", "f_inode"),),
-        "FILE_MODE": (("file", "f_mode"),),
-        "DENTRY_INODE": (("dentry", "d_inode"),),
-        "INODE_NUMBER": (("inode", "i_ino"),),
-        "INODE_SIZE": (("inode", "i_size"),),
-        "INODE_SUPER_BLOCK": (("inode", "i_sb"),),
-        "INODE_MTIME_SECONDS": (
-            ("inode", "i_mtime_sec"), ("inode", "__i_mtime", "tv_sec"), ("inode", "i_mtime", "tv_sec"),
-        ),
-        "INODE_MTIME_NANOSECONDS": (
-            ("inode", "i_mtime_nsec"), ("inode", "__i_mtime", "tv_nsec"), ("inode", "i_mtime", "tv_nsec"),
-        ),
-        "SUPER_BLOCK_DEVICE": (("super_block", "s_dev"),),
-    },
+    KERNEL_MAPPING_OFFSETS,
     {"BACKING_FILE_DENTRY": (("backing_file", "user_path", "dentry"),)},  # 6.8+
-)  # fmt: skip
+)
 
 # Macro: defined where the arguments of a raw tracepoint are these (whether each is a pointer).
 TRACEPOINT_FORMS = {

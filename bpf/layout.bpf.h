@@ -117,6 +117,8 @@ struct wait_settings {
     u64 threshold_ns;
     u32 track_all;  // all processes but own_pid, and no kernel threads
     u32 own_pid;
+    u32 earlier;  // whether there may be something in earlier_waits
+    u32 pad;
 };
 
 struct control_message {

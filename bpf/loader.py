@@ -20,7 +20,6 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -39,6 +38,7 @@ from gpuprof.bpf.inventory import (
 from gpuprof.bpf.program_load import DOCTOR_HINT, last_words
 from gpuprof.bpf.program_object import MapSpec, ObjectError, Program, ProgramObject, pack, take
 from gpuprof.snapshots.errors import EXIT_NO_PERMISSION, EXIT_UNAVAILABLE, GpuprofError
+from gpuprof.snapshots.process_name import set_process_name
 
 SOURCE = "stacks.bpf.c"
 _PR_SET_PDEATHSIG = 1
@@ -122,21 +122,12 @@ def kernel_offsets(btf: Btf) -> dict[str, int]:
     found = {macro: btf.offset(*field) for macro, field in KERNEL_OFFSETS.items()}
     for group in OPTIONAL_OFFSETS:
         with contextlib.suppress(BtfError):
-            found |= {macro: _first_offset(btf, fields) for macro, fields in group.items()}
+            found |= {macro: btf.first_offset(fields) for macro, fields in group.items()}
     for macro, (tracepoint, form) in TRACEPOINT_FORMS.items():
         with contextlib.suppress(BtfError):
             if btf.tracepoint_arguments(tracepoint) == form:
                 found[macro] = 1
     return found
-
-
-def _first_offset(btf: Btf, fields: Sequence[Sequence[str]]) -> int:
-    """Offset of the first of these fields that this kernel has. BtfError when it has none."""
-    for structure, *path in fields[:-1]:
-        with contextlib.suppress(BtfError):
-            return btf.offset(structure, *path)
-    structure, *path = fields[-1]
-    return btf.offset(structure, *path)
 
 
 class Loader:
@@ -258,5 +249,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    set_process_name("gpuprof-loader")
     sys.stdout.flush()
     os._exit(main())  # skips bcc's exit handlers, which would close and detach for a second

@@ -122,6 +122,7 @@ BPF_PROG_ARRAY(wait_programs, 8);
 BPF_RINGBUF_OUTPUT(wait_records, WAIT_RING_PAGES);
 BPF_HASH(tracked, u32, u32, 16384);  // process: TRACK_*
 BPF_HASH(waits, u64, struct wait, 16384);  // by address of the task, which need not be read
+BPF_HASH(earlier_waits, u32, struct wait, 4096);  // by tid: had begun when their process was tracked
 BPF_ARRAY(new_wait, struct wait, 1);
 BPF_ARRAY(wait_settings, struct wait_settings, 1);
 BPF_PERCPU_ARRAY(wait_rates, struct switch_rate, 1);

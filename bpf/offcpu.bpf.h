@@ -73,6 +73,25 @@ static __always_inline struct wait *wait_of_task(u64 task) {
     return wait;
 }
 
+// A wait that had begun before its process was tracked: user space has found it, by the number of the thread, and here
+// it becomes one like the others. Its stack was not taken.
+static __always_inline struct wait *earlier_wait(u64 task) {
+    int zero = 0;
+    u32 tid = 0;
+    struct wait_settings *settings = wait_settings.lookup(&zero);
+    if (!settings || !settings->earlier)
+        return 0;
+    if (bpf_probe_read_kernel(&tid, 4, (void *)(task + TASK_PID)))
+        return 0;
+    struct wait *found = earlier_waits.lookup(&tid);
+    if (!found)
+        return 0;
+    found->task = task;
+    waits.update(&task, found);
+    earlier_waits.delete(&tid);
+    return waits.lookup(&task);
+}
+
 static __always_inline void wait_ends(struct wait *wait) {
     u64 now = bpf_ktime_get_ns();
     u64 out_ns = wait->header.extra;
@@ -114,6 +133,8 @@ int wait_switch(struct bpf_raw_tracepoint_args *ctx) {
     int zero = 0;
     u64 previous = ctx->args[1], next = ctx->args[2];
     struct wait *ended = waits.lookup(&next);
+    if (!ended)
+        ended = earlier_wait(next);
     if (ended)
         wait_ends(ended);
     u64 id = bpf_get_current_pid_tgid();
@@ -162,6 +183,7 @@ int wait_switch(struct bpf_raw_tracepoint_args *ctx) {
         return 0;
     }
     h->tid = (u32)id;  // an exec by another thread than the first changes it
+    h->start_ns = w->record.header.start_ns;  // of an earlier wait it is known to the tick only
     h->cpu = w->record.header.cpu;
     h->uid = w->record.header.uid;
     bpf_get_current_comm(&h->comm, sizeof(h->comm));
@@ -179,6 +201,8 @@ int wait_waking(struct bpf_raw_tracepoint_args *ctx) {
     int zero = 0;
     u64 task = ctx->args[0];
     struct wait *wait = waits.lookup(&task);
+    if (!wait)
+        wait = earlier_wait(task);
     if (!wait || !wait->header.extra || wait->woken_ns)
         return 0;
     u64 now = bpf_ktime_get_ns();

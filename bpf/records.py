@@ -26,6 +26,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -160,15 +161,17 @@ def batch_of(words: NDArray[np.uint64], starts: NDArray[np.int64]) -> Batch:
 
 
 def _columns(words: NDArray[np.uint64], starts: NDArray[np.int64]) -> Batch:
-    header_words = HEADER.itemsize // 8
-    if len(starts):
-        headers = np.ascontiguousarray(words[starts[:, None] + np.arange(header_words)]).view(HEADER)[:, 0]
-    else:
-        headers = np.zeros(0, HEADER)
-    columns = {
-        name: np.ascontiguousarray(headers[name]) for name in HEADER.names or () if name != "header_words"
-    }
-    return Batch(first=starts + headers["header_words"].astype(np.int64), words=words, **columns)
+    # Word by word: a row of words for each header first would be copied twice.
+    header = [words.take(starts + n) for n in range(HEADER.itemsize // 8)]
+    columns: dict[str, NDArray[Any]] = {}
+    for name, (dtype, offset, *_) in (HEADER.fields or {}).items():
+        of = header[offset // 8 : -(-(offset + dtype.itemsize) // 8)]
+        if len(of) > 1:
+            columns[name] = np.stack(of, axis=1).view(dtype)[:, 0]
+        else:
+            columns[name] = of[0].view(dtype)[offset % 8 // dtype.itemsize :: 8 // dtype.itemsize].copy()
+    first = starts + columns.pop("header_words").astype(np.int64)
+    return Batch(first=first, words=words, **columns)
 
 
 _NO_RECORDS = _columns(np.zeros(0, np.uint64), np.zeros(0, np.int64))

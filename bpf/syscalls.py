@@ -90,14 +90,14 @@ def map_info(fd: int) -> tuple[int, int, int, int, int]:
     return kind, key_size, value_size, max_entries, flags
 
 
-def program_load(name: str, kind: int, code: bytes, *, log_bytes: int = 0, license: bytes = b"GPL") -> int:
+def program_load(name: str, kind: int, code: bytes, *, log_bytes: int = 0) -> int:
     """A descriptor of a program that the kernel has verified; `kind` is enum bpf_prog_type.
 
     The verifier may take long, without the GIL. A refusal is ProgramRefused, with the verifier's words
     where there is room for them.
     """
     instructions = ctypes.create_string_buffer(code, len(code))
-    words = ctypes.create_string_buffer(license)
+    words = ctypes.create_string_buffer(b"GPL")
     log = ctypes.create_string_buffer(max(log_bytes, 1))
     attr = struct.pack(
         "<IIQQIIQII16s", kind, len(code) // 8, ctypes.addressof(instructions), ctypes.addressof(words),
@@ -239,20 +239,7 @@ def open_cpu_clock(cpu: int, hz: int, program: int) -> int:
     """A CPU clock event of one CPU, all processes but idle; runs the program `hz` times a second until
     closed.
     """
-    attr = cpu_clock_attr(hz)
-    buffer = ctypes.create_string_buffer(attr, len(attr))
-    result = _libc.syscall(
-        ctypes.c_long(_NR_PERF_EVENT_OPEN), buffer, ctypes.c_int(-1), ctypes.c_int(cpu), ctypes.c_int(-1),
-        ctypes.c_ulong(_PERF_FLAG_FD_CLOEXEC),
-    )  # fmt: skip
-    fd = _check(result, f"perf event on CPU {cpu}")
-    try:
-        fcntl.ioctl(fd, _PERF_EVENT_IOC_SET_BPF, program)
-        fcntl.ioctl(fd, _PERF_EVENT_IOC_ENABLE, 0)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
+    return _open_event(cpu_clock_attr(hz), -1, cpu, program, f"perf event on CPU {cpu}")
 
 
 def open_uprobe(pid: int, path: str, offset: int, program: int) -> int:
@@ -266,12 +253,17 @@ def open_uprobe(pid: int, path: str, offset: int, program: int) -> int:
     name = ctypes.create_string_buffer(os.fsencode(path))
     fields = (kind, _PERF_ATTR_BYTES, 0, 0, 0, 0, 0, 0, 0, ctypes.addressof(name), offset)
     attr = struct.pack("<IIQQQQQIIQQ", *fields).ljust(_PERF_ATTR_BYTES, b"\0")
+    return _open_event(attr, pid, -1, program, f"uprobe on {path}")
+
+
+def _open_event(attr: bytes, pid: int, cpu: int, program: int, what: str) -> int:
+    """The descriptor of an event that runs a program. `what` it is, for an OSError."""
     buffer = ctypes.create_string_buffer(attr, len(attr))
     result = _libc.syscall(
-        ctypes.c_long(_NR_PERF_EVENT_OPEN), buffer, ctypes.c_int(pid), ctypes.c_int(-1), ctypes.c_int(-1),
+        ctypes.c_long(_NR_PERF_EVENT_OPEN), buffer, ctypes.c_int(pid), ctypes.c_int(cpu), ctypes.c_int(-1),
         ctypes.c_ulong(_PERF_FLAG_FD_CLOEXEC),
     )  # fmt: skip
-    fd = _check(result, f"uprobe on {path}")
+    fd = _check(result, what)
     try:
         fcntl.ioctl(fd, _PERF_EVENT_IOC_SET_BPF, program)
         fcntl.ioctl(fd, _PERF_EVENT_IOC_ENABLE, 0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import struct
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 
 import numpy as np
@@ -27,6 +27,7 @@ MAX_THRESHOLD_NS = (1 << 32) - 1
 TRACK_SELF, TRACK_CHILDREN = 1, 2
 MAX_TRACKED = 16384
 MAX_THREADS = 16384
+MAX_EARLIER = 4000  # of the 4096 that the map holds
 ON_INTERRUPT_STACK, NOT_IN_SYSCALL = 1, 2  # of waker_flags
 
 # A wait; struct wait of layout.bpf.h up to `rate`. In its header time_ns is the switch-in, extra the
@@ -48,8 +49,9 @@ _WORDS = [
 ]
 WAIT_RECORD = np.dtype([(name, *rest) for name, *rest in HEADER.descr] + _WORDS)
 _WAIT_STATE = np.dtype([*WAIT_RECORD.descr, ("rate", "<u8", 2), ("task", "<u8"), ("out_ns_again", "<u8")])
+_MAPS = ("tracked", "waits", "earlier_waits", "wait_settings", "seen_waits")
 _FAMILY_WORD = 3  # of a record's header: stop, flags, family
-_SETTINGS = struct.Struct("<QII")
+_SETTINGS = struct.Struct("<QIIII")
 
 
 class WaitPrograms:
@@ -60,12 +62,13 @@ class WaitPrograms:
     """
 
     def __init__(self, maps: Mapping[str, int], programs: Callable[[], Mapping[str, int]]) -> None:
-        self._maps = {name: maps[name] for name in ("tracked", "waits", "wait_settings", "seen_waits")}
+        self._maps = {name: maps[name] for name in _MAPS}
         self._programs = programs
         self._ring = RingReader(maps["wait_records"], WAIT_RING_BYTES)
         self._lock = threading.Lock()
         self._attached: list[int] = []
-        self._settings = 0, 0, 0  # _SETTINGS
+        self._settings = 0, 0, 0  # of _SETTINGS the first
+        self._earlier: set[int] = set()  # threads of which an earlier wait was put in
         self._closed = False
         self.begun = False  # there may be something to read
 
@@ -82,6 +85,7 @@ class WaitPrograms:
             if self._closed:
                 raise GpuprofError("the programs were closed", "", EXIT_UNAVAILABLE)
             self._settings = threshold_ns, int(track_all), own_pid
+            self._earlier = set()
             self.begun = True
             try:
                 self._write_settings()
@@ -107,7 +111,8 @@ class WaitPrograms:
                 self._write_settings()
 
     def _write_settings(self) -> None:
-        syscalls.map_update(self._maps["wait_settings"], bytes(4), _SETTINGS.pack(*self._settings))
+        values = _SETTINGS.pack(*self._settings, bool(self._earlier), 0)
+        syscalls.map_update(self._maps["wait_settings"], bytes(4), values)
 
     @property
     def running(self) -> bool:
@@ -123,6 +128,7 @@ class WaitPrograms:
         for fd in self._attached:
             os.close(fd)
         self._attached = []
+        self._drop_earlier(self._earlier)
 
     def close(self) -> None:
         """Stop, and let go of the ring."""
@@ -141,6 +147,14 @@ class WaitPrograms:
                 syscalls.map_update(self._maps["tracked"], struct.pack("<I", pid), struct.pack("<I", how))
                 return True
         return False
+
+    def how_tracked(self, pid: int) -> int:
+        """What is followed of a process now, TRACK_*; 0: nothing."""
+        with self._lock, suppress(OSError):
+            if not self._closed:
+                found = syscalls.map_lookup(self._maps["tracked"], struct.pack("<I", pid), 4)
+                return int.from_bytes(found or b"", "little")
+        return 0
 
     def forget(self, pid: int) -> None:
         """Follow it no longer."""
@@ -161,6 +175,44 @@ class WaitPrograms:
         with self._lock, suppress(OSError):
             if not self._closed:
                 syscalls.map_delete(self._maps["waits"], struct.pack("<Q", task))
+
+    def add_earlier(self, wait: NDArray[np.void]) -> bool:
+        """Follow a wait (one WAIT_RECORD without an end) that had begun when its process was tracked; False
+        when it cannot be. Its switch-in, and what it waits for next, are seen by the kernel side.
+        """
+        state = np.zeros(1, _WAIT_STATE)
+        for name in WAIT_RECORD.names or ():
+            state[name] = wait[name]
+        state["out_ns_again"] = wait["extra"]
+        tid = int(wait["tid"][0])
+        with self._lock, suppress(OSError):
+            if not self._closed and self._attached and len(self._earlier) < MAX_EARLIER:
+                syscalls.map_update(self._maps["earlier_waits"], struct.pack("<I", tid), state.tobytes())
+                self._earlier.add(tid)
+                if len(self._earlier) == 1:
+                    self._write_settings()
+                return True
+        return False
+
+    def drop_earlier(self, tids: Collection[int]) -> None:
+        """Follow the earlier waits of these threads no longer, where they still last."""
+        with self._lock:
+            if not self._closed:
+                self._drop_earlier(tids)
+
+    def _drop_earlier(self, tids: Collection[int]) -> None:
+        for tid in list(tids):
+            with suppress(OSError):
+                syscalls.map_delete(self._maps["earlier_waits"], struct.pack("<I", tid))
+        self._keep_earlier(self._earlier - set(tids))
+
+    def _keep_earlier(self, left: set[int]) -> None:
+        """When none is left, switches need not look for them."""
+        none_left = self._earlier and not left
+        self._earlier = left
+        if none_left:
+            with suppress(OSError):
+                self._write_settings()
 
     def resend_stack(self, pid: int, stack_hash: int) -> None:
         """Have the frames of a stack sent again when it is next seen."""
@@ -184,14 +236,21 @@ class WaitPrograms:
 
     def running_waits(self) -> tuple[NDArray[np.void], NDArray[np.uint64]]:
         """(the waits that last at this moment, as records without the time of their end; the tasks that
-        wait).
+        wait; 0 where it is not known yet).
         """
-        values = b""
+        values = earlier = b""
         with self._lock, suppress(OSError):  # before 5.6: such a wait is seen when it ends
             if self._attached:
+                if self._earlier:  # first: one that becomes like the others meanwhile comes twice, not never
+                    size = _WAIT_STATE.itemsize
+                    earlier = syscalls.map_values(self._maps["earlier_waits"], 4, size, MAX_EARLIER)
+                    found = np.frombuffer(earlier, _WAIT_STATE)["tid"]
+                    self._keep_earlier(self._earlier & set(found.tolist()))
                 values = syscalls.map_values(self._maps["waits"], 8, _WAIT_STATE.itemsize, MAX_THREADS)
-        states = np.frombuffer(values, _WAIT_STATE)
+        states = np.frombuffer(values + earlier, _WAIT_STATE)
         states = states[(states["extra"] > 0) & (states["extra"] == states["out_ns_again"])]
+        _, first = np.unique(states[["tid", "extra"]], return_index=True)
+        states = states[np.sort(first)]
         found = np.zeros(len(states), WAIT_RECORD)
         for name in WAIT_RECORD.names or ():
             found[name] = states[name]

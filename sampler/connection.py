@@ -7,28 +7,58 @@ not trusted: frames are small, bad ones are answered by a `failure` frame and th
 
 The stream: MAGIC and `hello` at once. While a `fetch` is answered the subscription waits, so that every
 frame from the second `hello` to `fetched` belongs to the fetch, but for `tree`, `rates` and `failure`, which
-carry the id of their request.
+carry the id of their request; so do `done` frames.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Protocol
 
+from gpuprof.sampler import endpoint
 from gpuprof.snapshots import wire
+from gpuprof.snapshots.cursor import Cursor
 from gpuprof.snapshots.errors import FrameError, GpuprofError
-from gpuprof.snapshots.frames import MAGIC, Failure, Fetch, Fetched, Frame, Hello, Query, Subscribe
+from gpuprof.snapshots.frames import (
+    MAGIC,
+    Done,
+    Failure,
+    Fetch,
+    Fetched,
+    Frame,
+    Hello,
+    Query,
+    Settle,
+    Subscribe,
+    Watch,
+)
 from gpuprof.snapshots.history import History
 from gpuprof.snapshots.work_frames import RateQuery
 
 _RECEIVE_BYTES = 32 << 10
+_RECENT_NS = 6 * 10**9  # a wait that goes on is written at least so often
+_FRESH_WAIT_NS = 250_000_000  # for a tree, less of a wait may be missing at its end
+_MAX_PIECES = 256  # of a subscription, before a `settle` is answered
+
+
+class Capture(Protocol):
+    """What a client may ask of the sources. Both may take seconds, and are called from any thread."""
+
+    def watch(self, pid: int, *, itself: bool, children: bool) -> None:
+        """Follow the waits of a process until it ends. GpuprofError."""
+
+    def settle(self, seconds: float, least_wait_ns: int = 0) -> None:
+        """Have all that happened up to now in the history."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +73,7 @@ class Limits:
     last_words_s: float = 2.0  # for the failure frame of a stream that is given up
     drain_s: float = 30.0  # for the answers still due to a client that has closed its sending side
     tick_s: float = 0.1
+    settle_s: float = 1.0
 
 
 class Connection:
@@ -57,15 +88,16 @@ class Connection:
         limits: Limits,
         *,
         patient: bool = False,
-        on_request: Callable[[], None] = lambda: None,
+        capture: Capture | None = None,
     ) -> None:
         self._sock = sock
+        self._capture = capture
+        self._cursor: Cursor | None = None  # of the subscription
         self._history = history
         self._hello = hello
         self._pool = pool
         self._limits = limits
         self._patient = patient  # an inherited socket: its program may take its time to start
-        self._on_request = on_request
         self._sending = asyncio.Lock()  # held for whole frames
         self._streaming = asyncio.Lock()  # held by the subscription for a piece, by a fetch for all of it
         self._requests: set[asyncio.Task[None]] = set()
@@ -119,7 +151,6 @@ class Connection:
                 return error
             for request in requests:
                 greeted = True
-                self._on_request()
                 reason = await self._handle(request)
                 if reason is not None:
                     return reason
@@ -138,6 +169,15 @@ class Connection:
             else:
                 self._fetching = True
                 self._start(self._answer_fetch(request), request.id)
+        elif isinstance(request, Watch | Settle):
+            if len(self._requests) >= self._limits.queries:
+                await self._fail(
+                    request.id, GpuprofError("too many requests at once", "wait for the answers")
+                )
+            elif isinstance(request, Watch):
+                self._start(self._answer_watch(request), request.id)
+            else:
+                self._start(self._answer_settle(request), request.id)
         elif isinstance(request, Subscribe):
             self._unsubscribe()
             self._subscription = self._loop.create_task(self._stream(request))
@@ -150,12 +190,12 @@ class Connection:
     def _unsubscribe(self) -> None:
         if self._subscription is not None:
             self._subscription.cancel()
-            self._subscription = None
+            self._subscription = self._cursor = None
 
     async def _stream(self, request: Subscribe) -> None:
         """Send what is new in the history, a piece at a time, as fast as the client reads and no faster."""
         try:
-            cursor = self._history.cursor(request.level, request.since_ns)
+            self._cursor = cursor = self._history.cursor(request.level, request.since_ns)
             while True:
                 async with self._streaming:
                     frames = self._history.since(cursor, max_bytes=self._limits.piece_bytes)
@@ -191,6 +231,8 @@ class Connection:
         if isinstance(request, Query):
             nodes = max(1, min(request.max_nodes, self._limits.nodes))
             request = dataclasses.replace(request, max_nodes=nodes)
+            if request.tree in {"offcpu", "idle"}:
+                await self._settle(request.end_ns, _FRESH_WAIT_NS)
         packed = await self._loop.run_in_executor(self._pool, self._compute, request)
         await self._send_bytes(packed)
 
@@ -201,6 +243,7 @@ class Connection:
 
     async def _answer_fetch(self, request: Fetch) -> None:
         try:
+            await self._settle(request.end_ns)
             async with self._streaming:
                 frames = iter(self._history.frames_between(request.start_ns, request.end_ns))
                 while piece := await self._loop.run_in_executor(self._pool, self._next_piece, frames):
@@ -216,6 +259,33 @@ class Connection:
             if len(piece) >= self._limits.piece_bytes:
                 break
         return bytes(piece)
+
+    async def _settle(self, until_ns: int, least_wait_ns: int = 0) -> None:
+        """Have what happened up to an instant in the history, where that may not be so yet."""
+        if self._capture is not None and until_ns > time.monotonic_ns() - _RECENT_NS:
+            settle = functools.partial(self._capture.settle, self._limits.settle_s, least_wait_ns)
+            await self._loop.run_in_executor(None, settle)
+
+    async def _answer_settle(self, request: Settle) -> None:
+        await self._settle(time.monotonic_ns())
+        async with self._streaming:
+            for _ in range(_MAX_PIECES):
+                cursor = self._cursor
+                frames = self._history.since(cursor, max_bytes=self._limits.piece_bytes) if cursor else []
+                if not frames:
+                    break
+                await self._send(frames)
+            await self._send([Done(request.id)])
+
+    async def _answer_watch(self, request: Watch) -> None:
+        if self._capture is None:
+            raise GpuprofError("this sampler follows nobody's waits")
+        pid = request.pid or endpoint.peer(self._sock)[0]
+        if pid <= 0:
+            raise GpuprofError("which process asks is not known", "name it by its pid")
+        watch = functools.partial(self._capture.watch, pid, itself=request.itself, children=request.children)
+        await self._loop.run_in_executor(None, watch)
+        await self._send([Done(request.id)])
 
     # ----------------------------------------------------------------------------------------------- sending
 

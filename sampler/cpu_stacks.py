@@ -66,6 +66,7 @@ class CpuStacks:
         self.waits = WaitReader(history, programs.waits, self._follower, self._resolver, self._threads)
         self._lost_launches = self._kernel_lost_launches = 0
         self._to_follow: deque[int] = deque()
+        self._to_settle: deque[tuple[int, threading.Event]] = deque()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._state, self._reason, self._hint = "starting", "", ""
@@ -132,6 +133,16 @@ class CpuStacks:
         with self._programs_lock:
             return self._programs.open_launch_probe(pid, path, offset)
 
+    def settle(self, seconds: float, least_wait_ns: int = 0) -> bool:
+        """Have all that happened up to now in the history, with the waits that go on where so much of them is
+        not there yet; False where it took longer than `seconds`, or nothing is read. From any thread.
+        """
+        thread, done = self._thread, threading.Event()
+        if thread is None or not thread.is_alive():
+            return False
+        self._to_settle.append((least_wait_ns, done))
+        return done.wait(seconds)
+
     def take_launches(self) -> list[Launches]:
         """What launches there were since the last call, oldest first. From any thread."""
         return self._launches.take()
@@ -197,6 +208,9 @@ class CpuStacks:
         wanted = list(self._to_follow)
         for pid in wanted:
             self._follower.want(pid)
+        settling = [self._to_settle.popleft() for _ in range(len(self._to_settle))]
+        if settling:
+            self._drained_ns = 0  # now, and not only when it is time
         # Messages first: what they publish is needed to name the samples that came with them.
         self._drain()
         self._follower.handle(self._programs.messages(), self._drain)
@@ -208,7 +222,10 @@ class CpuStacks:
                 self._pending_words -= len(batch.words)
                 self._consume_safely(batch)
                 self._drain()
-        self.waits.tick(time.monotonic_ns(), self._ids_with_room)
+        least_wait_ns = min((least_ns for least_ns, _ in settling), default=None)
+        self.waits.tick(time.monotonic_ns(), self._ids_with_room, least_wait_ns)
+        for _, done in settling:
+            done.set()
         now_ns = time.monotonic_ns()
         if now_ns >= self._next_tidy_ns:
             self._next_tidy_ns = now_ns + TIDY_NS

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 
 from gpuprof.snapshots.errors import EXIT_NO_PERMISSION, EXIT_UNAVAILABLE, GpuprofError
 
-DEFAULT_SOCKET = "/run/gpuprof/sampler.sock"
 GROUP = "gpuprof"
 _SO_PEERGROUPS = 59  # asm-generic/socket.h; not in Python's socket module
 _UCRED = struct.Struct("=iII")

@@ -51,6 +51,19 @@ class Costs:
         paused = [session for session in sessions if session.facts.pauses > 0 and session.ended_ns is None]
         if paused:
             parts.append("recorded in windows: " + ", ".join(f"pid {session.pid}" for session in paused[:4]))
+        depths = [
+            session.facts.range_depth
+            for session in sessions
+            if session.facts.range_depth is not None and (session.recording or session.paused)
+        ]
+        if depths:
+            parts.append(_ranges_left_out(min(depths)))
         if not parts:
             return ""
         return f"{'; '.join(parts)} (--gpu-overhead {percent(self._budget_ppm / 10_000, space='')})"
+
+
+def _ranges_left_out(depth: int) -> str:
+    if depth == 0:
+        return "NVTX ranges are not followed: they are too many"
+    return f"NVTX ranges within {depth} other{'s' if depth > 1 else ''} count as the one around them"

@@ -51,14 +51,17 @@ class GpuClock:
         self, start: NDArray[np.uint64], end: NDArray[np.uint64], now_ns: int
     ) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
         """(start, end) as monotonic ns; 0, 0 for what cannot be true, such as a start of 0."""
-        sound = (start > 0) & (end >= start) & (end < LIMIT)
-        if not self._segments:
+        if not self._segments or not len(start):
             return np.zeros(len(start), np.uint64), np.zeros(len(start), np.uint64)
-        if sound.all():  # as nearly always: all from after the last step
-            first_ns, offset = self._segments[-1]
-            latest_ns = now_ns + TOLERANCE_NS - offset
-            if end.min() >= first_ns and end.max() <= latest_ns and int(start.min()) + offset > 0:
-                return start + np.uint64(offset % (1 << 64)), end + np.uint64(offset % (1 << 64))
+        lowest, latest = int(start.min()), int(end.max())
+        first_ns, offset = self._segments[-1]
+        in_time = lowest >= first_ns and latest <= now_ns + TOLERANCE_NS - offset and lowest + offset > 0
+        if lowest > 0 and latest < LIMIT and in_time and (end >= start).all():
+            step = np.uint64(
+                offset % (1 << 64)
+            )  # as nearly always: all can be true, and is of after the last step
+            return start + step, end + step
+        sound = (start > 0) & (end >= start) & (end < LIMIT)
         begin, finish = (np.where(sound, column, 0).astype(np.int64) for column in (start, end))
         difference = np.zeros(len(begin), np.int64)
         open_ = sound.copy()

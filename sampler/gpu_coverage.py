@@ -15,19 +15,22 @@ window; a window of which nothing was recorded has no reading.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from itertools import pairwise
 from operator import itemgetter
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gpuprof.snapshots.gaps import EMPTY, Spans, union
+from gpuprof.snapshots.gaps import EMPTY, MAX_NS, Spans, union
 
 WINDOW_NS = 200_000_000
 LATE_NS = 1_000_000_000
 OBSERVED_NS = 1_000_000_000
 MAX_WINDOWS = 600  # in one go, as after a sleep of the machine
-MERGE_ABOVE = 1 << 16  # intervals of one device and kind that wait are merged when there are more
+MAX_SPANS = 1 << 19  # of one device and kind: over a second of 400,000 kernels a second
+MAX_ALL_SPANS = 1 << 20  # of all together, 16 MB
+FEW_EDGES = 8
 METRICS = ("gpu_kernel_busy_percent", "gpu_copy_busy_percent", "gpu_comm_busy_percent")
 KERNEL, COPY, COMMUNICATION = 0, 1, 2
 KEEP_PAUSES_NS = 5 * 10**9
@@ -50,8 +53,9 @@ class Coverage:
 
     def __init__(self, history: ReadingSink, now_ns: int) -> None:
         self._history = history
-        self._busy: dict[tuple[str, int], Spans] = {}
-        self._waiting: dict[tuple[str, int], list[tuple[NDArray[Any], NDArray[Any]]]] = {}
+        self._parts: dict[tuple[str, int], list[Spans]] = {}  # each batch a set; batches may overlap
+        self._held = 0  # spans in all of them
+        self.left_out = 0  # intervals that there was no room for: a process that lies
         self._done_ns = now_ns // WINDOW_NS * WINDOW_NS
         self._seen_ns = now_ns
         self._series: dict[tuple[str, str, int | None], int] = {}
@@ -59,30 +63,44 @@ class Coverage:
         self._communicates: set[str] = set()  # devices that have had a communication kernel
 
     def add(self, gpu: str, start: NDArray[Any], end: NDArray[Any], *, kind: int) -> None:
-        """Add intervals (monotonic ns, valid) of kernels, copies or communication kernels."""
-        key = (gpu, kind)
+        """Add intervals (u64 or i64 monotonic ns, valid) of kernels, copies or communication kernels."""
         if kind == COMMUNICATION:
             self._communicates.add(gpu)
-        waiting = self._waiting.setdefault(key, [])
-        waiting.append((start, end))
-        if sum(len(part) for part, _ in waiting) > MERGE_ABOVE:
-            self._merge(key)
+        spans = _set_of(start, end)
+        if not len(spans) or int(spans.end[-1]) <= self._done_ns:
+            return
+        key = (gpu, kind)
+        size = sum(map(len, self._parts.get(key, ())))
+        room = min(MAX_SPANS - size, MAX_ALL_SPANS - self._held)
+        if len(spans) > room:  # the newest cannot be kept all
+            self.left_out += len(spans) - room
+            spans = Spans(spans.start[:room], spans.end[:room])
+        self._put(key, [spans])
 
-    def _merge(self, key: tuple[str, int]) -> Spans:
-        """All intervals of a device and kind as a set, without what is already written."""
-        parts = self._waiting.pop(key, [])
-        busy = self._busy.get(key, EMPTY)
-        if parts:
-            starts, ends = zip((busy.start, busy.end), *parts, strict=True)
-            busy = union(
-                np.concatenate(starts, dtype=np.int64, casting="unsafe"),
-                np.concatenate(ends, dtype=np.int64, casting="unsafe"),
-            )
-        busy = busy.clipped(self._done_ns, 1 << 62)
-        if len(busy) > MERGE_ABOVE:  # the newest cannot be kept all: a process that lies
-            busy = Spans(busy.start[:MERGE_ABOVE], busy.end[:MERGE_ABOVE])
-        self._busy[key] = busy
-        return busy
+    def _put(self, key: tuple[str, int], parts: list[Spans]) -> None:
+        parts = [part for part in parts if len(part)]
+        self._parts.setdefault(key, []).extend(parts)
+        self._held += sum(map(len, parts))
+
+    def _pop(self, key: tuple[str, int]) -> list[Spans]:
+        parts = self._parts.pop(key, [])
+        self._held -= sum(map(len, parts))
+        return parts
+
+    def _busy_ns(self, key: tuple[str, int], edges: NDArray[np.int64]) -> NDArray[np.int64]:
+        """How long it was busy in each window; what lies before the last edge is not kept.
+
+        Batches that begin later are left as they are, so that a span is looked at once, or twice at an edge.
+        """
+        busy_ns = np.zeros(len(edges) - 1, np.int64)
+        last_ns = int(edges[-1])
+        parts = self._pop(key)
+        self._put(key, [part for part in parts if int(part.start[0]) >= last_ns])
+        for part in _apart([part for part in parts if int(part.start[0]) < last_ns]):
+            busy_ns += _in_windows(part, edges)
+            if int(part.end[-1]) > last_ns:
+                self._put(key, [part.clipped(last_ns, MAX_NS)])
+        return busy_ns
 
     def write(self, now_ns: int, gpus: Collection[str]) -> None:
         """Write the windows that are over for `LATE_NS`, of these devices."""
@@ -97,14 +115,13 @@ class Coverage:
             for kind, metric in enumerate(METRICS):
                 if kind == COMMUNICATION and gpu not in self._communicates:
                     continue
-                busy_ns = self._merge((gpu, kind)).in_windows(edges)[some]
+                busy_ns = self._busy_ns((gpu, kind), edges)[some]
                 percent = np.minimum(busy_ns / seen_ns[some], 1.0) * 100.0
                 series = np.full(len(percent), self._series_id(metric, gpu, None), np.uint32)
                 self._history.add_readings(series, edges[:-1][some], edges[1:][some], percent)
         self._done_ns = until_ns
-        for key in [key for key in {*self._busy, *self._waiting} if key[0] not in gpus]:
-            self._busy.pop(key, None)
-            self._waiting.pop(key, None)
+        for key in [key for key in self._parts if key[0] not in gpus]:
+            self._pop(key)
 
     def write_observed(
         self, now_ns: int, pids: Mapping[str, Collection[int]], recorded: Mapping[int, Spans]
@@ -138,6 +155,49 @@ class Coverage:
                 self._series.clear()
             found = self._series[key] = self._history.series(metric, gpu=gpu, pid=pid)
         return found
+
+
+def _set_of(start: NDArray[Any], end: NDArray[Any]) -> Spans:
+    """A batch of intervals as a set: as they are, where they are in order and apart, as on one stream."""
+    begin, finish = start.view(np.int64), end.view(np.int64)
+    if (finish > begin).all() and (begin[1:] > finish[:-1]).all():
+        return Spans(begin, finish)
+    return union(begin, finish)
+
+
+def _in_windows(part: Spans, edges: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The same as its `in_windows`, of few windows: sums of stretches of the columns, without new columns."""
+    if len(edges) > FEW_EDGES:
+        return part.in_windows(edges)
+    at = np.searchsorted(part.start, edges, "left").tolist()  # how many begin before each edge
+    busy_ns = np.zeros(len(edges) - 1, np.int64)
+    beyond_ns = [
+        max(int(part.end[n - 1]) - edge, 0) if n else 0 for n, edge in zip(at, edges.tolist(), strict=True)
+    ]
+    for window, (low, high) in enumerate(pairwise(at)):
+        inside = int(part.end[low:high].sum()) - int(part.start[low:high].sum())
+        busy_ns[window] = inside + beyond_ns[window] - beyond_ns[window + 1]
+    return busy_ns
+
+
+def _apart(parts: list[Spans]) -> list[Spans]:
+    """The same set of time as parts in order that do not overlap."""
+    apart: list[Spans] = []
+    together: list[Spans] = []
+    reach_ns = -MAX_NS
+    for part in sorted(parts, key=lambda part: int(part.start[0])):
+        if together and int(part.start[0]) >= reach_ns:
+            apart.append(_joined(together))
+            together = []
+        together.append(part)
+        reach_ns = max(reach_ns, int(part.end[-1]))
+    return [*apart, _joined(together)] if together else apart
+
+
+def _joined(parts: list[Spans]) -> Spans:
+    if len(parts) == 1:
+        return parts[0]
+    return union(np.concatenate([part.start for part in parts]), np.concatenate([part.end for part in parts]))
 
 
 def _pieces(series: int, true: Spans, start_ns: int, now_ns: int) -> list[tuple[int, int, int, float]]:

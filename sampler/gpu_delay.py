@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuprof.sampler.gpu_coverage import ReadingSink
+from gpuprof.snapshots.columns import is_constant
 
 METRIC = "launch_delay_ns"
 MAX_KEYS = 1024
@@ -30,7 +31,11 @@ class LaunchDelay:
         if len(self._sums) >= MAX_KEYS and (gpu, pid) not in self._sums:
             return
         total, count = self._sums.get((gpu, pid), (0, 0))
-        self._sums[gpu, pid] = total + int(np.dot(delay_ns, which)), count + int(np.count_nonzero(which))
+        if is_constant(which):
+            more, kernels = (int(delay_ns.sum()), len(which)) if which[0] else (0, 0)
+        else:
+            more, kernels = int(delay_ns.sum(where=which)), int(np.count_nonzero(which))
+        self._sums[gpu, pid] = total + more, count + kernels
 
     def write(self, now_ns: int) -> None:
         """Write the means of the time since the last call."""
@@ -46,5 +51,8 @@ class LaunchDelay:
 
 def delays(start_ns: NDArray[np.uint64], launch_ns: NDArray[np.uint64]) -> NDArray[np.int64]:
     """Delay of each kernel in ns; 0 where it seems to start before its launch, or cannot be true."""
-    delay = (start_ns - launch_ns).view(np.int64)  # wraps to below 0 where the launch is later
+    wrapped = start_ns - launch_ns  # to a large number where the launch is later
+    delay = wrapped.view(np.int64)
+    if len(delay) and int(wrapped.max()) < LONGEST_NS:
+        return delay
     return np.where((delay > 0) & (delay < LONGEST_NS), delay, 0)

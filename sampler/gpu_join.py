@@ -17,10 +17,19 @@ from gpuprof.sampler.gpu_delay import LaunchDelay, delays
 from gpuprof.sampler.gpu_names import GPU_BINARY
 from gpuprof.sampler.gpu_ranges import GraphLaunches, PathStacks
 from gpuprof.sampler.gpu_ring import DEVICES
-from gpuprof.sampler.gpu_session import GpuSession, Work
+from gpuprof.sampler.gpu_session import Columns, GpuSession, Work
 from gpuprof.sampler.gpu_waits import WaitLeaves, add_waits
 from gpuprof.sampler.launch_stacks import Launches
-from gpuprof.snapshots.gpu_records import LEFT_OUT, JoinCounts, Joined, LeafStacks, RecordJoin, valid
+from gpuprof.snapshots.columns import is_constant
+from gpuprof.snapshots.gpu_records import (
+    LEFT_OUT,
+    JoinCounts,
+    Joined,
+    LeafStacks,
+    RecordJoin,
+    has_any,
+    valid,
+)
 from gpuprof.snapshots.history import History
 from gpuprof.snapshots.join import LaunchTable
 from gpuprof.snapshots.rows import MAX_WEIGHT
@@ -99,18 +108,22 @@ class WorkJoin:
         intervals: list[Interval] = []
         waits, session.waits = session.waits, []
         ranges, session.ranges = session.ranges, []
-        by_epoch: dict[int, list[Work]] = {epoch: [] for epoch in session.epochs}
-        for part in work:
-            by_epoch.setdefault(part[0], []).append(part)
-            intervals += self._intervals(session, part, now_ns)
+        by_epoch: dict[int, list[Columns]] = {epoch: [] for epoch in session.epochs}
+        for epoch, columns in work:
+            part = self._join.admit(columns, now_ns)
+            by_epoch.setdefault(epoch, []).append(part)
+            if len(part["start_ns"]):
+                intervals += self._intervals(session, part, now_ns)
         if not work and not waits and not ranges and not self._join.held and not self._waits.held:
             return intervals
         with self._history.lock:
             self._follow_tables()
             for epoch, parts in by_epoch.items():
-                for _, columns in parts or [(epoch, _NOTHING)]:
-                    self._add(session, self._join.take(session.key, epoch, columns, now_ns))
-            for epoch, columns in [*((epoch, _NO_WAITS) for epoch in session.epochs), *waits]:
+                for columns in parts or ([_NOTHING] if self._join.holds(session.key, epoch) else []):
+                    for joined in self._join.settle(session.key, epoch, columns, now_ns):
+                        self._add(session, joined)
+            held = [epoch for epoch in session.epochs if self._waits.holds(session.key, epoch)]
+            for epoch, columns in [*((epoch, _NO_WAITS) for epoch in held), *waits]:
                 self._add_waits(session, self._waits.take(session.key, epoch, columns, now_ns))
             for columns in ranges:
                 self._add_ranges(session, columns, now_ns)
@@ -165,23 +178,24 @@ class WorkJoin:
             ids = self._leaf_ids[session.key] = _LeafIds()
         columns, launch = joined.columns, joined.launch
         stack = self._leaf_stacks.of(launch.stack, ids.frames(tables, session)[columns["leaf"]])
-        thread = launch.thread
-        if not launch.found.all():
+        thread, weight = launch.thread, launch.weight
+        if int(launch.stack.min()) < 0:
             thread = np.where(thread < 0, _unknown_thread(tables, session), thread)
-        # A launch that was not seen though it should have been stands for itself.
-        known = np.minimum(launch.weight, MAX_WEIGHT)  # the process says how many launches one stands for
-        weight = np.where(known > 0, known, np.where(launch.stack == LEFT_OUT, 0.0, 1.0))
+            # A launch that was not seen though it should have been stands for itself.
+            weight = np.where(weight > 0, weight, np.where(launch.stack == LEFT_OUT, 0.0, 1.0))
         self._note_delay(session, joined)
+        gpu_ids, device = self._gpu_ids(tables, session), columns["device"]
+        graphs, paths = has_any(columns["graph"]), not is_constant(columns["nvtx"])
         self._history.add_gpu_work(
             start_ns=columns["start_ns"],
             end_ns=columns["end_ns"],
-            gpu=self._gpu_ids(tables, session)[columns["device"]],
+            gpu=gpu_ids[int(device[0])] if is_constant(device) else gpu_ids[device],
             stream=columns["stream"],
             thread=thread,
             stack=stack,
-            weight=weight,
-            nvtx=self._ranges(session)[columns["nvtx"]],
-            again=self._graphs.setdefault(session.key, GraphLaunches()).again(columns),
+            weight=np.minimum(weight, np.float32(MAX_WEIGHT)),  # the process says how many it stands for
+            nvtx=self._ranges(session)[columns["nvtx"]] if paths else 0,
+            again=self._graphs.setdefault(session.key, GraphLaunches()).again(columns) if graphs else 0,
             bytes=columns["bytes"],
         )
 
@@ -214,13 +228,17 @@ class WorkJoin:
 
     def _note_delay(self, session: GpuSession, joined: Joined) -> None:
         columns = joined.columns
-        mask = columns["single"] & (columns["launch_ns"] > 0)
-        delay, devices = delays(columns["start_ns"], columns["launch_ns"]), columns["device"]
-        alike = int(devices.min()) == int(devices.max())
+        launched_ns, devices, which = columns["launch_ns"], columns["device"], columns["single"]
+        if not has_any(which):
+            return
+        if int(launched_ns.min()) == 0:
+            which = which & (launched_ns > 0)
+        delay = delays(columns["start_ns"], launched_ns)
+        alike = is_constant(devices) or int(devices.min()) == int(devices.max())
         for ordinal in [int(devices[0])] if alike else np.unique(devices).tolist():
             gpu = self.uuid(session, ordinal) if ordinal < DEVICES else None
             if gpu is not None:
-                self.delay.add(gpu, session.pid, delay, mask if alike else mask & (devices == ordinal))
+                self.delay.add(gpu, session.pid, delay, which if alike else which & (devices == ordinal))
 
     def _gpu_ids(self, tables: Tables, session: GpuSession) -> NDArray[np.uint32]:
         names = [self.uuid(session, ordinal) for ordinal in range(DEVICES)]
@@ -233,29 +251,24 @@ class WorkJoin:
             return claimed
         return self._known_uuids.get(claimed.partition("-")[2])
 
-    def _intervals(self, session: GpuSession, part: Work, now_ns: int) -> list[Interval]:
-        columns = part[1]
-        good = valid(columns["start_ns"], columns["end_ns"], now_ns)
-        devices = columns["device"]
+    def _intervals(self, session: GpuSession, columns: Columns, now_ns: int) -> list[Interval]:
+        """When valid records (at least one) ran, by device and kind."""
+        devices, kernel = columns["device"], columns["kernel"]
         communication = session.names.communication(columns["leaf"])
-        plain = communication is None and bool(columns["kernel"].all())
-        if good.all() and plain and int(devices.min()) == int(devices.max()):
-            gpu = self.uuid(session, int(devices[0])) if devices[0] < DEVICES else None
-            if gpu is None:
-                return []
-            self._active[gpu] = now_ns
-            return [(gpu, columns["start_ns"], columns["end_ns"], KERNEL)]
+        alike = is_constant(devices) or int(devices.min()) == int(devices.max())
         found: list[Interval] = []
-        for device in np.unique(devices).tolist():
+        for device in [int(devices[0])] if alike else np.unique(devices).tolist():
             gpu = self.uuid(session, device) if device < DEVICES else None
             if gpu is None:
                 continue
             self._active[gpu] = now_ns
-            here = good & (devices == device)
-            kinds = [(KERNEL, here & columns["kernel"]), (COPY, here & ~columns["kernel"])]
+            if alike and communication is None and kernel.all():
+                return [(gpu, columns["start_ns"], columns["end_ns"], KERNEL)]
+            kinds = [(KERNEL, kernel), (COPY, ~kernel)]
             if communication is not None:
-                kinds.append((COMMUNICATION, here & communication))
-            for kind, mask in kinds:
+                kinds.append((COMMUNICATION, communication))
+            for kind, of_kind in kinds:
+                mask = of_kind if alike else of_kind & (devices == device)
                 if mask.any():
                     found.append((gpu, columns["start_ns"][mask], columns["end_ns"][mask], kind))
         return found

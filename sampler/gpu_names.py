@@ -1,6 +1,6 @@
 """Kernel names of one process: put together from their parts in the ring, demangled, numbered.
 
-A name comes once in an attach epoch, in parts of up to 44 bytes in their order, under an id that keeps its
+A name comes once in an attach epoch, in parts of up to 40 bytes in their order, under an id that keeps its
 meaning for as long as the process lives. It is shown by a label (kernel_label.py): instantiations of one
 kernel that differ in element types only are one row, with the name in full of the first that came.
 """
@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuprof.sampler.kernel_label import full_kernel_name, kernel_label
+from gpuprof.sampler.text_parts import TextParts
 from gpuprof.snapshots.frames import FrameKind
 
 MAX_NAMES = 8192  # as names.h of the library; this id itself stands for all names after them
 MAX_NAME_BYTES = 4096
 MAX_FULL_BYTES = 512 << 10  # characters of a process's names in full
-MAX_PARTIAL = 64  # names of which some parts are missing
 MAX_CALLS = 256  # distinct API calls that wait, each stream that they wait for counted
 MAX_CALL_STREAMS = 128  # of them, those that name a stream; all others of a call are one
 GPU_BINARY = "[gpu]"
@@ -56,33 +56,24 @@ class NameTable:
         self._call_by_name: dict[str, int] = {}
         self._call_streams = 0
         self._communication: list[int] = []  # indices in `leaves`
-        self._partial: dict[int, bytearray] = {}
+        self._parts = TextParts()
 
     def add(self, parts: NDArray[Any]) -> int:
-        """Take rows of dtype gpu_ring.NAMES; how many of them are of no name."""
+        """Take rows of dtype gpu_ring.TEXTS; how many of them are of no name."""
         sound = (parts["id"] > 0) & (parts["id"] < MAX_NAMES) & (parts["total"] < MAX_NAME_BYTES)
         invalid = len(parts) - int(np.count_nonzero(sound))
         new = parts[sound]
         new = new[self._index[new["id"]] == 0]  # those of a later epoch repeat what is known
         columns = (new[name].tolist() for name in ("id", "offset", "total", "length"))
         for number, offset, total, length, text in zip(*columns, new["text"], strict=True):
-            invalid += not self._add_part(number, offset, total, text.tobytes()[:length])
+            try:
+                name = self._parts.add(number, offset, total, text.tobytes()[:length])
+            except ValueError:
+                invalid += 1
+                continue
+            if name is not None:
+                self._name(number, name)
         return invalid
-
-    def _add_part(self, number: int, offset: int, total: int, text: bytes) -> bool:
-        so_far = self._partial.get(number)
-        if offset == 0:
-            if len(self._partial) >= MAX_PARTIAL:
-                self._partial.clear()
-            so_far = self._partial[number] = bytearray()
-        if so_far is None or offset != len(so_far) or offset + len(text) > total or (not text and total):
-            self._partial.pop(number, None)
-            return False
-        so_far += text
-        if len(so_far) == total:
-            del self._partial[number]
-            self._name(number, bytes(so_far))
-        return True
 
     def _name(self, number: int, raw: bytes) -> None:
         name = kernel_label(raw)

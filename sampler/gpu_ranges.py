@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuprof.sampler.gpu_clock import LIMIT
+from gpuprof.sampler.text_parts import TextParts
 from gpuprof.snapshots.frames import FrameKind
 from gpuprof.snapshots.names import clean
 from gpuprof.snapshots.tables import Tables
@@ -20,7 +21,6 @@ from gpuprof.snapshots.tables import Tables
 MAX_PATHS = 8192  # as nvtx.h of the library
 MAX_NAME_BYTES = 256
 MAX_DEPTH = 128  # the library's own limit is lower
-MAX_PARTIAL = 64
 NVTX_BINARY = "[nvtx]"
 REMEMBERED = 4096  # launches of graphs whose kernels may come in several batches
 Columns = dict[str, NDArray[Any]]
@@ -34,7 +34,7 @@ class PathTable:
     def __init__(self) -> None:
         self.order: list[tuple[int, int, str]] = []
         self._depth: dict[int, int] = {0: 0}
-        self._partial: dict[int, bytearray] = {}
+        self._parts = TextParts()
 
     def knows(self, ids: NDArray[Any]) -> NDArray[np.bool_]:
         """Which of some ids are those of paths."""
@@ -43,7 +43,7 @@ class PathTable:
         return mask[place.reshape(-1)]
 
     def add(self, parts: NDArray[Any]) -> int:
-        """Take rows of dtype gpu_ring.PATHS; how many of them are of no path."""
+        """Take rows of dtype gpu_ring.TEXTS; how many of them are of no path."""
         invalid = 0
         columns = (parts[name].tolist() for name in ("id", "parent", "offset", "total", "length"))
         for number, parent, offset, total, length, text in zip(*columns, parts["text"], strict=True):
@@ -54,25 +54,15 @@ class PathTable:
                 and total < MAX_NAME_BYTES
                 and self._depth.get(parent, MAX_DEPTH) < MAX_DEPTH
             )
-            part = text.tobytes()[:length]
-            invalid += not (sound and self._add_part(number, parent, offset, total, part))
+            try:
+                name = self._parts.add(number, offset, total, text.tobytes()[:length]) if sound else None
+            except ValueError:
+                sound = False
+            invalid += not sound
+            if sound and name is not None:
+                self._depth[number] = self._depth[parent] + 1
+                self.order.append((number, parent, clean(name)))
         return invalid
-
-    def _add_part(self, number: int, parent: int, offset: int, total: int, text: bytes) -> bool:
-        so_far = self._partial.get(number)
-        if offset == 0:
-            if len(self._partial) >= MAX_PARTIAL:
-                self._partial.clear()
-            so_far = self._partial[number] = bytearray()
-        if so_far is None or offset != len(so_far) or offset + len(text) > total or (not text and total):
-            self._partial.pop(number, None)
-            return False
-        so_far += text
-        if len(so_far) == total:
-            del self._partial[number]
-            self._depth[number] = self._depth[parent] + 1
-            self.order.append((number, parent, clean(bytes(so_far))))
-        return True
 
 
 def decode_ranges(slots: NDArray[Any], paths: PathTable) -> tuple[Columns, int]:
@@ -124,8 +114,11 @@ class GraphLaunches:
             return again
         launch = columns["launch_ns"][rows].astype(np.uint64) << np.uint64(16)
         keys, first = np.unique(launch ^ columns["correlation"][rows], return_index=True)
-        new = rows[first[~np.isin(keys, self._seen)]]
         again[rows] = 1
-        again[new] = 0
+        again[rows[first]] = 0
+        if len(self._seen):
+            known = np.sort(self._seen)  # np.isin takes ten times as long
+            seen = known[np.minimum(np.searchsorted(known, keys), len(known) - 1)] == keys
+            again[rows[first[seen]]] = 1
         self._seen = np.concatenate([self._seen, keys])[-REMEMBERED:]
         return again

@@ -15,6 +15,7 @@ import fcntl
 import mmap
 import os
 import struct
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,9 +27,10 @@ from gpuprof.snapshots.names import clean
 
 NAME = "/memfd:gpuprof-ring"
 MAGIC = 0x31474E4946525047
-VERSION = 3
+VERSION = 4
 HEADER_BYTES = 8192
 SLOT_BYTES = 64
+WORDS = SLOT_BYTES // 8
 SLOTS = 1 << 17
 RING_BYTES = HEADER_BYTES + SLOTS * SLOT_BYTES
 DEVICES = 32
@@ -43,7 +45,7 @@ _LIBRARY_AT = _MESSAGE_AT + TEXT
 _HEAD_AT = 1152
 _TAIL_AT = 1216
 _BUDGET_AT = 1224  # u32, this side's
-_COSTS = struct.Struct("<QQQQQIIQQQQ")
+_COSTS = struct.Struct("<QQQQQIIQQQQI")
 _COSTS_AT = 1280
 
 STATES = ("waiting", "recording", "detaching", "refused", "ended", "paused")
@@ -58,10 +60,10 @@ WORK = np.dtype(
         ("bytes", "<u8"), ("graph", "<u4"), ("no_stack", "<u2"), ("path", "<u2"), ("enter", "<u8"),
     ]
 )  # fmt: skip
-NAMES = np.dtype(
+TEXTS = np.dtype(  # parts of names and of the names of paths
     [
         ("kind", "u1"), ("length", "u1"), ("reserved", "<u2"), ("epoch", "<u4"), ("id", "<u4"),
-        ("offset", "<u4"), ("total", "<u4"), ("text", "V44"),
+        ("parent", "<u4"), ("offset", "<u4"), ("total", "<u4"), ("text", "V40"),
     ]
 )  # fmt: skip
 CLOCKS = np.dtype(
@@ -81,12 +83,6 @@ SPANS = np.dtype(
     [
         ("kind", "u1"), ("flags", "u1"), ("reserved", "<u2"), ("epoch", "<u4"), ("start_ns", "<u8"),
         ("end_ns", "<u8"), ("rest", "V40"),
-    ]
-)  # fmt: skip
-PATHS = np.dtype(
-    [
-        ("kind", "u1"), ("length", "u1"), ("reserved", "<u2"), ("epoch", "<u4"), ("id", "<u4"),
-        ("parent", "<u4"), ("offset", "<u4"), ("total", "<u4"), ("text", "V40"),
     ]
 )  # fmt: skip
 RANGES = np.dtype(
@@ -126,22 +122,40 @@ class RingFacts:
     judged: int = 0  # launches of which it is known whether the device was behind with its work
     behind: int = 0  # of them, those where it was
     ranges: int = 0  # NVTX ranges that have ended
+    range_depth: int | None = None  # now: ranges within so many others are left out; None: all are followed
+
+
+class _Room(threading.local):
+    """Where a thread copies slots to, of whichever ring: new memory each time costs more than the copy."""
+
+    words: NDArray[np.uint64] = np.empty((WORDS, 0), np.uint64)
+
+    def of(self, count: int) -> NDArray[np.uint64]:
+        if self.words.shape[1] < count:
+            self.words = np.empty((WORDS, count), np.uint64)
+        return self.words[:, :count]
+
+
+_room = _Room()
 
 
 class GpuRing:
-    """One ring, mapped. `slots()` returns what was written since the last call, as WORK rows (a copy)."""
+    """One ring, mapped. `words()` returns what was written since the last call; `slots()` too, as rows."""
 
     def __init__(self, fd: int) -> None:
-        """Map the ring behind `fd`, an open file description of our own. GpuprofError: not a sound ring."""
+        """Map the ring behind `fd`, an open file description of our own, which is ours from then on.
+
+        GpuprofError: it is not a sound ring; `fd` stays the caller's.
+        """
         self._fd = fd
         check_file(fd)
         self._map = mmap.mmap(fd, RING_BYTES, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
         self._bytes: NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
         self._words: NDArray[np.uint64] = self._bytes[:HEADER_BYTES].view(np.uint64)
-        self._slots: NDArray[Any] = self._bytes[HEADER_BYTES:].view(WORK)
+        self._slots: NDArray[np.uint64] = self._bytes[HEADER_BYTES:].view(np.uint64).reshape(SLOTS, WORDS)
         magic, version, header, slot, slots = _FACTS.unpack_from(self._map, 0)[:5]
         if (magic, version, header, slot, slots) != (MAGIC, VERSION, HEADER_BYTES, SLOT_BYTES, SLOTS):
-            self.close()
+            self._unmap()
             raise GpuprofError(
                 f"the ring of a process has another layout (version {version}, not {VERSION})",
                 "Start the process again with the injection library of this gpuprof-tui.",
@@ -194,36 +208,46 @@ class GpuRing:
         uuids = tuple(_uuid(raw[16 * i : 16 * i + 16]) for i in range(min(devices, DEVICES)))
         known = STATES[state] if state < len(STATES) else "unknown"
         costs = _COSTS.unpack_from(self._map, _COSTS_AT)
-        stacks, cost_ns, waits, wait_ns, since_ns, per_stack, threshold_ns, pauses, judged, behind = costs[
-            :-1
-        ]
+        stacks, cost_ns, waits, wait_ns, since_ns, per_stack, threshold_ns = costs[:7]
+        pauses, judged, behind, ranges, range_depth = costs[7:]
         return RingFacts(
             pid, epoch, known, version, launches, records, dropped, cupti_dropped, uuids,
             self._text(_MESSAGE_AT), self._text(_LIBRARY_AT), callback_ns, cost_ns, stacks, waits, wait_ns,
-            since_ns, max(per_stack, 1), threshold_ns, pauses, judged, behind, costs[-1],
+            since_ns, max(per_stack, 1), threshold_ns, pauses, judged, behind, ranges,
+            range_depth - 1 if range_depth else None,
         )  # fmt: skip
 
     def _text(self, at: int) -> str:
         raw = self._map[at : at + TEXT].split(b"\0", 1)[0]
         return clean(raw) if raw else ""
 
-    def slots(self, limit: int = SLOTS) -> NDArray[Any]:
-        """Return up to `limit` new slots, oldest first, as a copy (WORK); their room is free again."""
+    def words(self, limit: int = SLOTS) -> NDArray[np.uint64]:
+        """Return up to `limit` new slots, oldest first; their room in the ring is free again.
+
+        It is a copy in which column n has the eight words of slot n, each read once: row 0 the first words of
+        all slots, and so on (see `field`). It is overwritten by the next call in this thread, of any ring.
+        """
         head = int(self._words[_HEAD_AT // 8])
         waiting = (head - self._tail) & 0xFFFF_FFFF_FFFF_FFFF
         if waiting > SLOTS:  # no writer of ours does that: start afresh from where it says it is
             self.overruns += 1
             self._tail = head
             self._words[_TAIL_AT // 8] = head
-            return np.empty(0, WORK)
+            return _room.of(0)
         count = min(waiting, limit)
+        words = _room.of(count)
         first = self._tail & (SLOTS - 1)
-        part = self._slots[first : first + count].copy()
-        if len(part) < count:
-            part = np.concatenate([part, self._slots[: count - len(part)]])
+        straight = min(count, SLOTS - first)
+        words[:, :straight] = self._slots[first : first + straight].T
+        if straight < count:
+            words[:, straight:] = self._slots[: count - straight].T
         self._tail = (self._tail + count) & 0xFFFF_FFFF_FFFF_FFFF
         self._words[_TAIL_AT // 8] = self._tail
-        return part
+        return words
+
+    def slots(self, limit: int = SLOTS) -> NDArray[Any]:
+        """Return up to `limit` new slots, oldest first, as rows of their own (WORK)."""
+        return rows(self.words(limit))
 
     def release_pages(self) -> None:
         """Unmap what was read, so that it does not count as this process's memory; it stays in the ring."""
@@ -232,10 +256,25 @@ class GpuRing:
     def close(self) -> None:
         """Unmap, and release the lock: the process detaches at its next launch."""
         if self._fd >= 0:
-            del self._bytes, self._words, self._slots
-            self._map.close()
+            self._unmap()
             os.close(self._fd)
             self._fd = -1
+
+    def _unmap(self) -> None:
+        del self._bytes, self._words, self._slots
+        self._map.close()
+
+
+def field(word: NDArray[np.uint64], name: str) -> NDArray[Any]:
+    """Return a field of WORK of many slots, as a view of that word of each that holds it."""
+    dtype, offset = WORK.fields[name][:2]  # type: ignore[index]  # it has fields
+    column: NDArray[Any] = word.view(dtype)[offset % 8 // dtype.itemsize :: 8 // dtype.itemsize]
+    return column
+
+
+def rows(words: NDArray[np.uint64]) -> NDArray[Any]:
+    """Return the slots of which these are the words, as rows (WORK, a copy)."""
+    return words.T.copy(order="C").reshape(-1).view(WORK)
 
 
 def check_file(fd: int) -> None:

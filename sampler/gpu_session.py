@@ -27,24 +27,27 @@ from gpuprof.sampler.gpu_ring import (
     MEMCPY,
     MEMSET,
     NAME_PART,
-    NAMES,
     PATH_PART,
-    PATHS,
     RANGE,
     RANGES,
     SPAN,
     SPANS,
+    TEXTS,
     WAIT,
     WAITS,
     GpuRing,
     RingFacts,
+    field,
+    rows,
 )
 from gpuprof.sampler.gpu_waits import decode_waits
+from gpuprof.snapshots.columns import constant, is_constant
 from gpuprof.snapshots.errors import GpuprofError
 from gpuprof.snapshots.gaps import Spans, union
 
-SLOTS_AT_ONCE = 8192
+SLOTS_AT_ONCE = 12_288  # all of a round at 100,000 a second; more would not stay in the cache
 MAX_BYTES = 1 << 50  # no copy moves more
+MAX_SLOTS_READ = 1 << 16  # in one read, 4 MB of columns: half of a ring
 BUDGET_NS = 15_000_000  # of one read: a ring that never becomes empty must not keep the others waiting
 PAUSE_NS = 1_000_000_000  # for a ring of which most is nonsense
 MAX_EPOCHS = 4  # in one chunk
@@ -158,75 +161,94 @@ class GpuSession:
         if now_ns < self._resume_ns:
             return work
         began_ns, slots_read, invalid_before = time.perf_counter_ns(), 0, self.invalid
-        while time.perf_counter_ns() - began_ns < BUDGET_NS:
-            slots = self._ring.slots(SLOTS_AT_ONCE)
-            if not len(slots):
+        while slots_read < MAX_SLOTS_READ and time.perf_counter_ns() - began_ns < BUDGET_NS:
+            words = self._ring.words(SLOTS_AT_ONCE)
+            if not words.shape[1]:
                 break
-            slots_read += len(slots)
-            work += self.decode(slots, time.monotonic_ns())  # not of before: it would lie in the future
+            slots_read += words.shape[1]
+            work += self.decode(words, time.monotonic_ns())  # not of before: it would lie in the future
         if slots_read > SLOTS_AT_ONCE and (self.invalid - invalid_before) * 2 > slots_read:
             self._resume_ns = now_ns + PAUSE_NS
         if slots_read and self.uuids[0] is None:
             self._read_facts()
         return work
 
-    def decode(self, slots: NDArray[Any], now_ns: int) -> list[Work]:
-        """Slots (dtype gpu_ring.WORK) as columns by attach epoch.
+    def decode(self, words: NDArray[np.uint64], now_ns: int) -> list[Work]:
+        """Slots, as GpuRing.words has them, as columns by attach epoch; nothing refers to `words` afterwards.
 
         The columns: correlation u32; start_ns, end_ns u64 (monotonic; 0 where they cannot be true); device
         u16, less than DEVICES or DEVICES; stream u32; leaf u32, an index into names.leaves; kernel bool;
         left_out bool: the stack of its launch was not taken; single bool: a kernel that was launched by
         itself, not as part of a graph; graph bool: the other kernels; nvtx u16, the path (gpu_ranges) that
         its launch was in; launch_ns u64, the enter of its launch (monotonic; 0: not known); bytes u64, of
-        copies and memsets (0: not known).
+        copies and memsets (0: not known). What is the same in all rows may be a `constant`.
         Waits are appended to `waits`, spans to `spans`, NVTX ranges to `ranges`.
         """
-        kind = slots["kind"]
-        is_work = (kind >= KERNEL) & (kind <= MEMSET)
+        is_work = field(words[0], "kind") - np.uint8(KERNEL) <= MEMSET - KERNEL  # less than KERNEL: it wraps
         count = int(np.count_nonzero(is_work))
-        if count < len(slots):
-            others = [slots[kind == wanted] for wanted in (NAME_PART, CLOCK, WAIT, SPAN, PATH_PART, RANGE)]
-            names, clocks, waits, spans, paths, ranges = others
-            self.invalid += len(slots) - count - sum(map(len, others))
-            if len(names):
-                self.invalid += self.names.add(names.view(NAMES))
-            if len(clocks):
-                self.invalid += self.clock.add(clocks.view(CLOCKS), now_ns)
-            if len(waits):
-                self._take_waits(waits.view(WAITS), now_ns)
-            if len(spans):
-                self._take_spans(spans.view(SPANS), now_ns)
-            if len(paths):
-                self.invalid += self.paths.add(paths.view(PATHS))
-            if len(ranges):
-                self._take_ranges(ranges.view(RANGES))
-            slots = slots[is_work]
-            kind = slots["kind"]
+        at: NDArray[np.intp] | None = None
+        if count < len(is_work):
+            self._take_others(rows(words.take(np.flatnonzero(~is_work), axis=1)), now_ns)
+            at = np.flatnonzero(is_work)
         if not count:
             return []
-        start, end = self.clock.convert(slots["start"], slots["end"], now_ns)
-        kernel, leaf = kind == KERNEL, self.names.kernels(slots["name"])
-        if not kernel.all():
-            copies = np.where(kind == MEMCPY, self.names.copies(slots["flags"]), MEMSET_INDEX)
-            leaf = np.where(kernel, leaf, copies).astype(np.uint32)
+        head, start, end, ids, name, moved, extra, enter = (
+            word if at is None else word.take(at) for word in words
+        )
+        start, end = self.clock.convert(start, end, now_ns)
+        kind, device, epoch = (field(head, part) for part in ("kind", "device", "epoch"))
+        kernel = kind == KERNEL
+        leaf = self.names.kernels(field(name, "name"))
+        if kernel.all():
+            kernel, moved = constant(True, np.bool_, count), constant(0, np.uint64, count)
+        else:
+            copies, sizes = np.flatnonzero(~kernel), moved
+            kinds = self.names.copies(field(head, "flags")[copies])
+            leaf[copies] = np.where(kind[copies] == MEMCPY, kinds, MEMSET_INDEX)
+            moved = np.zeros(count, np.uint64)
+            moved[copies] = np.where(sizes[copies] > MAX_BYTES, np.uint64(0), sizes[copies])
+        if ((head ^ head[0]) >> np.uint64(16)).any():  # the bits above are device and epoch
+            device = np.minimum(device, DEVICES)
+        else:
+            device = constant(min(int(device[0]), DEVICES), np.uint16, count)
+            epoch = constant(epoch[0], np.uint32, count)
         columns: Columns = {
-            "correlation": slots["correlation"],
+            "correlation": field(ids, "correlation").copy(),
             "start_ns": start,
             "end_ns": end,
-            "device": np.minimum(slots["device"], DEVICES),
-            "stream": slots["stream"],
+            "device": device,
+            "stream": field(ids, "stream").copy(),
             "leaf": leaf,
             "kernel": kernel,
-            "left_out": slots["no_stack"] == 1,
-            "single": kernel & (slots["graph"] == 0),
-            "graph": kernel & (slots["graph"] != 0),
-            "nvtx": np.where(slots["path"] < MAX_PATHS, slots["path"], 0),
-            "launch_ns": slots["enter"],
-            "bytes": np.where(kernel | (slots["bytes"] > MAX_BYTES), np.uint64(0), slots["bytes"]),
+            "launch_ns": enter.copy(),
+            "bytes": moved,
+            **_graph_and_path(extra, kernel),
         }
         # What ran before we listened belongs to nobody: its launches were not seen. It is no fault either.
-        ours = (start == 0) | (start + np.uint64(TOLERANCE_NS) >= self.began_ns)
-        return self._by_epoch(slots["epoch"], columns, ours, now_ns)
+        if int(start.min()) + TOLERANCE_NS >= self.began_ns:
+            ours = constant(True, np.bool_, count)
+        else:
+            ours = (start == 0) | (start + np.uint64(TOLERANCE_NS) >= self.began_ns)
+        return self._by_epoch(epoch, columns, ours, now_ns)
+
+    def _take_others(self, slots: NDArray[Any], now_ns: int) -> None:
+        """Take the slots that are not of work."""
+        kind = slots["kind"]
+        others = [slots[kind == wanted] for wanted in (NAME_PART, CLOCK, WAIT, SPAN, PATH_PART, RANGE)]
+        names, clocks, waits, spans, paths, ranges = others
+        self.invalid += len(slots) - sum(map(len, others))
+        if len(names):
+            self.invalid += self.names.add(names.view(TEXTS))
+        if len(clocks):
+            self.invalid += self.clock.add(clocks.view(CLOCKS), now_ns)
+        if len(waits):
+            self._take_waits(waits.view(WAITS), now_ns)
+        if len(spans):
+            self._take_spans(spans.view(SPANS), now_ns)
+        if len(paths):
+            self.invalid += self.paths.add(paths.view(TEXTS))
+        if len(ranges):
+            self._take_ranges(ranges.view(RANGES))
 
     def _take_waits(self, slots: NDArray[Any], now_ns: int) -> None:
         columns, invalid = decode_waits(slots, self.names)
@@ -253,7 +275,8 @@ class GpuSession:
     def _by_epoch(
         self, epoch: NDArray[np.uint32], columns: Columns, keep: NDArray[np.bool_], now_ns: int
     ) -> list[Work]:
-        if keep.all() and int(epoch.min()) == int(epoch.max()) and int(epoch[0]) in self.epochs:
+        alike = is_constant(epoch) or bool((epoch == epoch[0]).all())
+        if alike and keep.all() and int(epoch[0]) in self.epochs:
             self.epochs[int(epoch[0])] = now_ns
             return [(int(epoch[0]), columns)]
         found = np.unique(epoch[keep]).tolist()
@@ -281,3 +304,22 @@ class GpuSession:
                 with suppress(OSError):
                     os.close(fd)
         self.probe_fd = None
+
+
+def _graph_and_path(extra: NDArray[np.uint64], kernel: NDArray[np.bool_]) -> Columns:
+    """The columns that say how work was launched; of most batches all of these fields are 0."""
+    if not extra.any():
+        nothing = constant(0, np.bool_, len(extra))
+        return {
+            "left_out": nothing,
+            "single": kernel,
+            "graph": nothing,
+            "nvtx": constant(0, np.uint16, len(extra)),
+        }
+    graph, path = field(extra, "graph"), field(extra, "path")
+    return {
+        "left_out": field(extra, "no_stack") == 1,
+        "single": kernel & (graph == 0),
+        "graph": kernel & (graph != 0),
+        "nvtx": np.where(path < MAX_PATHS, path, 0),
+    }

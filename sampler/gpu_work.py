@@ -29,6 +29,7 @@ LOOK_NS = 1_000_000_000  # how often processes are looked for, headers read, cov
 NEW_NS = 30 * 10**9  # for so long a process that is to load the library is looked at every time
 MAX_AT_ONCE = 16
 READ_BUDGET_NS = 60_000_000  # of one round
+READ_RECORDS = 1 << 18  # in one round about: their columns take 60 bytes a record until they are joined
 MAX_SESSIONS = 64  # each ring may take 8 MB of memory
 GRACE_NS = 1_500_000_000  # after a process's end: its last launches are still on their way
 PROBE_RETRY_NS = 5 * 10**9
@@ -134,13 +135,16 @@ class GpuWork:
         self._set_status()
 
     def _read(self, now_ns: int) -> list[tuple[GpuSession, list[Work]]]:
-        """Read the rings, each time beginning with another one; those for which no time is left wait."""
+        """Read the rings, each time beginning with another one; those for which nothing is left wait."""
         deadline_ns = time.monotonic_ns() + READ_BUDGET_NS
         work: list[tuple[GpuSession, list[Work]]] = []
         self._sessions = self._sessions[1:] + self._sessions[:1]
+        records = 0
         for session in self._sessions:
-            in_time = session.locked and time.monotonic_ns() < deadline_ns
-            work.append((session, session.read(now_ns) if in_time else []))
+            in_time = records < READ_RECORDS and time.monotonic_ns() < deadline_ns
+            parts = session.read(now_ns) if session.locked and in_time else []
+            records += sum(len(columns["correlation"]) for _, columns in parts)
+            work.append((session, parts))
         return work
 
     def _add(self, session: GpuSession, parts: list[Work], now_ns: int) -> None:
@@ -163,7 +167,7 @@ class GpuWork:
             candidates |= self._some_of(source.injected_pids())
         known = {session.identity for session in self._sessions}
         for found in self._discovery.find(candidates, known):
-            self._begin(found, source, now_ns)
+            self._begin(found)
         for session in self._sessions:
             if session.locked:
                 self._probe(session, source, now_ns)
@@ -185,7 +189,7 @@ class GpuWork:
         if new:
             known = {session.identity for session in self._sessions}
             for found in self._discovery.find(new, known, others=False):
-                self._begin(found, source, now_ns)
+                self._begin(found)
 
     def _some_of(self, pids: set[int]) -> set[int]:
         """A few of them, others each time: workers that inherited the library's mapping may be many."""
@@ -196,7 +200,7 @@ class GpuWork:
         at = self._turn % len(ordered)
         return set((ordered + ordered)[at : at + MAX_AT_ONCE])
 
-    def _begin(self, found: FoundRing, source: LaunchSource | None, now_ns: int) -> None:
+    def _begin(self, found: FoundRing) -> None:
         if len(self._sessions) >= MAX_SESSIONS:
             self._discovery.refused[found.process.pid] = f"more than {MAX_SESSIONS} processes record"
             found.close()

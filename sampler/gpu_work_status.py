@@ -8,6 +8,7 @@ from gpuprof.sampler.gpu_session import GpuSession
 
 RUN_HINT = "start the workload with: gpuprof-tui run -- CMD, or: sudo gpuprof-tui attach PID"
 MAX_NAMED = 6
+SHARED = "shares CUPTI with "  # bpf/inject/shared.c: all is recorded, and a detach will not give native speed
 
 
 def describe_state(
@@ -33,14 +34,17 @@ def describe_state(
     missing = sorted(on_gpus - with_library)
     if not alive and not refused:
         if missing:
-            return "off", f"no process on a GPU has the injection library ({_pids(missing)})", RUN_HINT
+            return "off", f"no process on a GPU is set up to record its work ({_pids(missing)})", RUN_HINT
         if recorded:
             return "ok", "the processes that recorded have ended", ""
-        return "off", "no process has the injection library", RUN_HINT
+        return "off", "no process is set up to record GPU work", RUN_HINT
     problems = [f"pid {pid}: {why}" for pid, why in sorted(refused.items())[:MAX_NAMED]]
+    notes = [budget] if budget else []
     for session in alive[:MAX_NAMED]:
         if session.paused:
             pass  # as asked for: no fault
+        elif session.recording and session.facts.message.startswith(SHARED):
+            notes.append(f"pid {session.pid} {session.facts.message}")
         elif session.facts.message and not session.recording:
             problems.append(f"pid {session.pid} does not record: {session.facts.message}")
         elif session.facts.message:
@@ -52,9 +56,8 @@ def describe_state(
     if lost_launches:
         problems.append(f"{lost_launches:,} launches lost")
     if problems:
-        problems += [budget] if budget else []
-        return "degraded", "; ".join(problems), RUN_HINT if missing else ""
-    return "ok", "; ".join(words for words in (budget, placement(alive)) if words), ""
+        return "degraded", "; ".join(problems + notes), RUN_HINT if missing else ""
+    return "ok", "; ".join(words for words in (*notes, placement(alive)) if words), ""
 
 
 def placement(sessions: Sequence[GpuSession]) -> str:

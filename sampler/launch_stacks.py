@@ -23,6 +23,7 @@ from gpuprof.sampler.process_follower import ProcessFollower
 from gpuprof.sampler.process_stacks import INJECTION_NAMES, ProcessStacks
 from gpuprof.sampler.processes import NS_PER_TICK
 from gpuprof.sampler.record_threads import find_threads
+from gpuprof.sampler.stack_memo import StackMemo
 from gpuprof.sampler.stack_resolver import StackResolver
 from gpuprof.snapshots.frames import FrameKind
 from gpuprof.snapshots.tables import Tables
@@ -107,6 +108,8 @@ class LaunchStacks:
         self._by_hash: dict[tuple[int, int, int], tuple[LaunchStack, bool]] = {}  # (pid, start_ns, hash)
         self._cut: dict[bytes, LaunchStack] = {}
         self._frame_ids: FrameIds | None = None
+        self._memo = StackMemo()  # of these frame ids and tables
+        self._tables: Tables | None = None
 
     def consume(self, batch: Batch, tables: Tables, ids: FrameIds, threads: ThreadIds) -> list[Launches]:
         """The launches of a batch. To be called under the history's lock with its tables."""
@@ -117,6 +120,9 @@ class LaunchStacks:
         hashes, weights = batch.words[tail], batch.words[tail + 1]
         if self._frame_ids is not ids:
             self._begin_anew(ids)
+        if self._tables is not tables:
+            self._tables = tables
+            self._memo.clear()
         self._take_frames(batch, hashes, ids)
         thread, stack = self._ids_of(batch, hashes, tables, ids, threads)
         found = _by_process(batch, tables, thread, stack, weights.astype(np.float32))
@@ -130,6 +136,7 @@ class LaunchStacks:
         last = self._frame_ids
         self._by_hash = {key: known for key, known in self._by_hash.items() if known[0].ids is last}
         self._cut, self._frame_ids = {}, ids
+        self._memo.clear()
 
     def _take_frames(self, batch: Batch, hashes: NDArray[np.uint64], ids: FrameIds) -> None:
         """Name the stacks whose frames are in this batch."""
@@ -149,36 +156,47 @@ class LaunchStacks:
             if found is None:
                 found = self._cut[whole] = LaunchStack(array("I", cut_at_probe(stack.frames, ids)), ids)
             self._by_hash[process.pid, process.start_ns, hashed] = found, stack.complete
+            self._memo.forget(process, hashed)
 
     def _ids_of(
         self, batch: Batch, hashes: NDArray[np.uint64], tables: Tables, ids: FrameIds, threads: ThreadIds
     ) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-        """Thread and stack id of each record: each distinct thread and (process, stack) is looked up once."""
+        """Thread and stack id of each record: each distinct thread is looked up once, and each stack that was
+        not seen lately.
+        """
         found = find_threads(batch, self._follower)
         thread_of, processes = found.of_record, found.processes
         tids, comms = batch.tid[found.first].tolist(), batch.comm[found.first].tolist()
         thread_ids = np.array(
             [threads.get(tables, *whose) for whose in zip(processes, tids, comms, strict=True)], np.uint32
         )
-        _, hash_of = np.unique(hashes, return_inverse=True)
-        pairs, first, pair_of = np.unique(
-            hash_of.astype(np.int64) * len(processes) + thread_of, return_index=True, return_inverse=True
-        )
-        counts = np.bincount(pair_of, minlength=len(pairs)).tolist()
-        stack_ids = np.zeros(len(pairs), np.uint32)
-        for n, index in enumerate(first.tolist()):
-            process = processes[int(thread_of[index])]
-            stack_ids[n] = self._stack_id(process, int(hashes[index]), counts[n], tables, ids)
-        return thread_ids[thread_of], stack_ids[pair_of]
+        keys = self._memo.keys(hashes, processes, thread_of)
+        stack, truncated, new = self._memo.find(keys)
+        self.truncated += int(np.count_nonzero(truncated))
+        if len(new):
+            pairs, first, pair_of = np.unique(keys[new], return_index=True, return_inverse=True)
+            counts = np.bincount(pair_of, minlength=len(pairs)).tolist()
+            named = [
+                self._stack_id(processes[int(thread_of[at])], int(hashes[at]), count, tables, ids)
+                for at, count in zip(new[first].tolist(), counts, strict=True)
+            ]
+            stack_ids = np.array([stack_id for stack_id, _ in named], np.uint32)
+            stack[new] = stack_ids[pair_of]
+            whole = np.array([complete is True for _, complete in named], np.bool_)
+            kept = np.array([complete is not None for _, complete in named], np.bool_)
+            self._memo.put(pairs[kept], stack_ids[kept], ~whole[kept])
+        return thread_ids[thread_of], stack
 
     def _stack_id(
         self, process: ProcessStacks, hashed: int, count: int, tables: Tables, ids: FrameIds
-    ) -> int:
+    ) -> tuple[int, bool | None]:
+        """The id of the stack of `count` records, and whether it is complete; None: it was not kept."""
         known = self._by_hash.get((process.pid, process.start_ns, hashed))
         if known is None:
             self.unknown += count
             self._programs.resend_stack(process.pid, hashed)
-            return tables.stack([tables.frame(tables.function(UNKNOWN_STACK, "", "", FrameKind.UNKNOWN))])
+            function = tables.function(UNKNOWN_STACK, "", "", FrameKind.UNKNOWN)
+            return tables.stack([tables.frame(function)]), None
         stack, complete = known
         self.truncated += 0 if complete else count
         if stack.ids is not ids:  # a new set of frame ids began: name the same frames in it
@@ -191,7 +209,7 @@ class LaunchStacks:
         if stack.generation != tables.generation:
             stack.table_id = tables.packed_stack(ids.to_tables(tables, stack.frames).tobytes())
             stack.generation = tables.generation
-        return stack.table_id
+        return stack.table_id, complete
 
 
 class ThreadIds:
@@ -207,13 +225,13 @@ class ThreadIds:
             self._generation = tables.generation
             for known in self._follower.all():
                 known.table_threads.clear()
-        thread = process.table_threads.get((tid, comm))
-        if thread is None:
-            if len(process.table_threads) >= MAX_THREADS:  # a process may have any number, and rename them
+        known_comm, thread = process.table_threads.get(tid, (b"", -1))
+        if thread < 0 or known_comm != comm:  # the tables keep the name that was given last
+            if len(process.table_threads) >= MAX_THREADS:  # a process may have any number
                 process.table_threads.clear()
             process_id = tables.process(process.definition)
             thread = tables.thread(process_id, tid, comm.decode("utf-8", "backslashreplace"))
-            process.table_threads[tid, comm] = thread
+            process.table_threads[tid] = comm, thread
         return thread
 
 
@@ -256,9 +274,16 @@ def _by_process(
     weight: NDArray[np.float32],
 ) -> list[Launches]:
     """Split by process and attach epoch, in the order of the records; no processes of too many epochs."""
-    epoch = batch.extra >> np.uint64(32)
-    start = batch.start_ns
-    keys, whose = np.unique(batch.pid.astype(np.uint64) << np.uint64(32) | epoch, return_inverse=True)
+    extra = batch.extra.view(np.uint32)  # the halves of each: correlation id, epoch
+    correlation, epoch, start = extra[::2].copy(), extra[1::2], batch.start_ns
+    if (batch.pid == batch.pid[0]).all() and (epoch == epoch[0]).all():
+        return [
+            Launches(
+                tables, int(batch.pid[0]), to_tick(int(start[0])), int(epoch[0]), correlation, batch.time_ns,
+                thread, stack, weight,
+            )
+        ]  # fmt: skip
+    keys, whose = np.unique((batch.pid.astype(np.uint64) << np.uint64(32)) | epoch, return_inverse=True)
     _, pid_of, epochs = np.unique(keys >> np.uint64(32), return_inverse=True, return_counts=True)
     order = np.argsort(whose, kind="stable")
     order = order[(epochs <= MAX_EPOCHS)[pid_of][whose[order]]]
@@ -269,7 +294,7 @@ def _by_process(
         found.append(
             Launches(
                 tables, int(batch.pid[first]), to_tick(int(start[first])), int(epoch[first]),
-                (batch.extra[at] & np.uint64(0xFFFFFFFF)).astype(np.uint32), batch.time_ns[at],
+                correlation[at], batch.time_ns[at],
                 thread[at], stack[at], weight[at],
             )
         )  # fmt: skip

@@ -129,6 +129,7 @@ class _Run:
             self._history,
             self._hello,
             on_idle=stop.set if alone else None,
+            capture=self._sources,
         )
         try:
             self._open_doors(server, stop)

@@ -13,7 +13,6 @@ other frame is left out.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -39,27 +38,6 @@ class Merged(NamedTuple):
 
     frames: list[int]
     outer: tuple[int, ...] | None
-
-
-def find_hosts(
-    addresses: Sequence[int], sp0: int, distances: Sequence[int], native_complete: bool
-) -> tuple[int | None, ...]:
-    """Index of the native frame in whose part of the stack each address lies; None where it is not known.
-
-    `distances`: of each frame's stack pointer above the previous frame's, in words. A frame holds what lies
-    between its own stack pointer and its caller's; of the last frame that is known only when the walk is
-    complete.
-    """
-    pointers = []
-    pointer = sp0
-    for distance in distances:
-        if distance == UNKNOWN_DISTANCE:
-            break
-        pointer += distance * 8
-        pointers.append(pointer)
-    end = len(pointers) - (not native_complete or len(pointers) < len(distances))
-    indices = (bisect_right(pointers, address) - 1 for address in addresses)
-    return tuple(index if 0 <= index < end else None for index in indices)
 
 
 def merge(

@@ -7,14 +7,17 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from gpuprof.bpf.wait_programs import TRACK_CHILDREN, TRACK_SELF
+from gpuprof.sampler.processes import parent_and_start
 from gpuprof.sampler.stack_reader import StackReader
 from gpuprof.sampler.wait_reader import WaitReader
-from gpuprof.sampler.wait_targets import Targets
-from gpuprof.snapshots.errors import GpuprofError
+from gpuprof.sampler.wait_targets import Targets, read_parents
+from gpuprof.snapshots.errors import EXIT_UNAVAILABLE, GpuprofError
 from gpuprof.snapshots.frames import SourceStatus
 
 LOOK_S = 1.0
@@ -22,7 +25,8 @@ FIRST_LOOKS_S = 0.1  # until the stack reader runs
 DEFAULT_THRESHOLD_NS = 1_000_000
 LOSSES = ("wait_ring_full", "wait_conflicts", "wait_threads_full", "tracked_full")
 NOTHING = "no process uses a GPU, and none was picked"
-HINT = "start the workload with: gpuprof-tui run -- CMD, or the sampler with --offcpu-pid PID or --offcpu-all"
+HINT = "start the workload with: gpuprof-tui run -- CMD, or gpuprof-tui with --offcpu-pid PID or --offcpu-all"
+MAX_WATCHED = 1024  # processes that clients asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,10 @@ class OffCpu:
         self._targets: Targets | None = None
         self._tracks: WaitReader | None = None
         self._counters: dict[str, int] = {}
+        self._new: set[int] = set()  # processes that are followed since the last look
+        self._asked = threading.Condition()  # guards the next three
+        self._watched: dict[int, int] = {}  # pid: TRACK_*, as clients asked for
+        self._requests = self._answered = 0
         self._state, self._reason, self._hint = "starting", "", ""
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -68,9 +76,34 @@ class OffCpu:
     def stop(self) -> None:
         """Follow no more waits."""
         self._stop.set()
+        with self._asked:
+            self._asked.notify_all()
         if self._thread is not None:
             self._thread.join(5)
             self._thread = None
+
+    def watch(self, pid: int, how: int, seconds: float) -> None:
+        """Follow a process (TRACK_*) until it ends; it is followed when this returns. From any thread.
+
+        GpuprofError where there is no such process, it cannot be followed, or `seconds` were not enough.
+        """
+        if parent_and_start(pid) is None:
+            raise GpuprofError(f"there is no process {pid}", exit_code=EXIT_UNAVAILABLE)
+        deadline = time.monotonic() + seconds
+        with self._asked:
+            if len(self._watched) >= MAX_WATCHED and pid not in self._watched:
+                raise GpuprofError("too many processes are watched", exit_code=EXIT_UNAVAILABLE)
+            self._watched[pid] = self._watched.get(pid, 0) | how
+            self._requests += 1
+            number = self._requests
+            self._asked.notify_all()
+            while self._answered < number or self._state == "starting":
+                left = deadline - time.monotonic()
+                if self._stop.is_set() or left <= 0:
+                    raise GpuprofError("waits are not followed yet", "try again", EXIT_UNAVAILABLE)
+                self._asked.wait(left)
+        if self._state not in {"ok", "degraded"}:
+            raise GpuprofError(self._reason or "waits are not followed", self._hint, EXIT_UNAVAILABLE)
 
     def status(self) -> SourceStatus:
         """State and counts so far."""
@@ -86,8 +119,13 @@ class OffCpu:
     def _run(self) -> None:
         try:
             while not self._stop.is_set():
+                number = self._requests
                 self.look()
-                self._stop.wait(FIRST_LOOKS_S if self._state == "starting" else LOOK_S)
+                with self._asked:
+                    self._answered = number
+                    self._asked.notify_all()
+                    if self._requests == number and not self._stop.is_set():
+                        self._asked.wait(FIRST_LOOKS_S if self._state == "starting" else LOOK_S)
             self._state = "off"
         except Exception as error:  # noqa: BLE001 - a fault here must not end the sampler, and must be seen
             traceback.print_exc(file=sys.stderr)
@@ -97,7 +135,7 @@ class OffCpu:
                 self._tracks.programs.stop()
 
     def look(self) -> None:
-        """Find out whom to follow, and have it done; once a second."""
+        """Find out whom to follow, and have it done; once a second, and when a client asks."""
         stacks = self._stacks()
         if stacks is None:
             if self._state != "failed" and not self._stacks_start():
@@ -106,29 +144,56 @@ class OffCpu:
             return
         if self._tracks is not stacks.waits:
             self._tracks = stacks.waits
-            self._targets = Targets(stacks.waits.programs.track, os.getpid())
+            self._targets = Targets(self._track, os.getpid())
         if self._state == "failed":
             return
         assert self._targets is not None
         wanted = set(self._picks.pids) | set(self._gpu_pids()) | stacks.injected_pids()
-        if wanted or self._picks.parents or self._picks.everything:
+        watched = self._still_watched()
+        wanted |= {pid for pid, how in watched.items() if how & TRACK_SELF}
+        parents = {*self._picks.parents, *(pid for pid, how in watched.items() if how & TRACK_CHILDREN)}
+        if wanted or parents or self._picks.everything:
             try:
-                self._begin(stacks)
+                begins = self._begin(stacks)
             except GpuprofError as error:
                 self._state, self._reason, self._hint = "failed", error.message, error.hint
                 return
-            for pid in self._targets.want(wanted, self._picks.parents):
+            self._new.clear()
+            for pid in self._targets.want(wanted, parents):
                 stacks.follow(pid)
+            everybody = begins and self._picks.everything
+            for pid in read_parents().keys() - {os.getpid()} if everybody else self._new:
+                stacks.waits.follow_earlier(pid)
         elif stacks.waits.programs.running and not stacks.waits.programs.tracked():
             stacks.waits.programs.stop()  # all have ended: switches cost nothing more
         self._counters = stacks.counters()
         self._describe(len(self._targets))
 
-    def _begin(self, stacks: StackReader) -> None:
-        if not stacks.waits.programs.running:
-            stacks.waits.programs.start(
-                self._picks.threshold_ns, track_all=self._picks.everything, own_pid=os.getpid()
-            )
+    def _track(self, pid: int, how: int) -> bool:
+        """Have the kernel side follow a process, and note it where it did not yet."""
+        assert self._tracks is not None
+        programs = self._tracks.programs
+        known = programs.how_tracked(pid)
+        done = programs.track(pid, how | known)
+        if done and how & TRACK_SELF and not known & TRACK_SELF:
+            self._new.add(pid)
+        return done
+
+    def _still_watched(self) -> dict[int, int]:
+        """What clients asked for, without the processes that have ended."""
+        with self._asked:
+            for pid in list(self._watched):
+                if not os.path.exists(f"/proc/{pid}"):
+                    del self._watched[pid]
+            return dict(self._watched)
+
+    def _begin(self, stacks: StackReader) -> bool:
+        """Have waits followed; whether they were not until now."""
+        programs = stacks.waits.programs
+        if programs.running:
+            return False
+        programs.start(self._picks.threshold_ns, track_all=self._picks.everything, own_pid=os.getpid())
+        return True
 
     def _describe(self, roots: int) -> None:
         assert self._tracks is not None

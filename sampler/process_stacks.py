@@ -51,7 +51,7 @@ class ProcessStacks:
         self.published_ns = 0  # when its tables were published last
         self.scan_pause_ns = 0  # grows while looking at its mappings again finds nothing new
         self.next_scan_ns = 0
-        self.table_threads: dict[tuple[int, bytes], int] = {}  # (tid, comm): id in the current tables
+        self.table_threads: dict[int, tuple[bytes, int]] = {}  # by tid: comm, id in the current tables
         self.outer_frames: dict[tuple[int, int], tuple[int, ...]] = {}  # see StackResolver
         self.native_number = 0  # of its addresses in the resolver's table
         self.code_number = 0  # of its code objects there

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
+import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -21,14 +22,15 @@ from gpuprof.sampler.python_runtime import PythonLayout
 from gpuprof.snapshots.names import clean
 
 MAX_NAME = 4096  # characters of a name or path that are read
-RECHECK_NS = (
-    60 * 10**9
-)  # a code object at the same address with the same first line may be another one by then
+# A code object at the same address with the same first line may be another one by then.
+RECHECK_NS = 60 * 10**9
 _HEADER_BYTES = 224  # of the code object, up to co_linetable in all versions
 _STRING_BYTES = 256  # read at once: header and most names
 _TABLE_BYTES = 512
 _USER_END = 1 << 47
-_MAX_CODES = 100_000
+_MAX_CODES = 20_000  # some 1.3 KB each
+_MAX_CACHED_BYTES = 48 << 20  # what a process says of itself may be made to be large
+_ENTRY_BYTES = 800
 _MAX_COPIES = 16_384
 
 
@@ -45,12 +47,21 @@ class Code:
         """The current line at an instruction offset (code units; bytes in 3.9)."""
         return self.lines.line(instruction) or self.first_line
 
+    @property
+    def nbytes(self) -> int:
+        """About how much memory it takes, with its place in a cache."""
+        return _ENTRY_BYTES + sys.getsizeof(self.name) + sys.getsizeof(self.file) + self.lines.nbytes
+
 
 @dataclass(slots=True)
 class _Entry:
     code: Code | None
     fingerprint: bytes
     checked_ns: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.code.nbytes if self.code is not None else _ENTRY_BYTES
 
 
 class CodeReader:
@@ -59,6 +70,7 @@ class CodeReader:
     def __init__(self, pid: int, layout: PythonLayout) -> None:
         self.layout = layout
         self._codes: dict[tuple[int, int], _Entry] = {}
+        self.nbytes = 0  # of what is cached
         self._copies: dict[int, bytes] = {}  # of its memory, from when it was sampled
         try:
             self._memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
@@ -92,11 +104,17 @@ class CodeReader:
             entry.checked_ns = now_ns
             return entry.code
         code = self._parse(header, first_line) if len(header) == _HEADER_BYTES else None
-        if len(self._codes) >= _MAX_CODES:
-            self._codes.clear()
         if code is not None or header:  # a process that cannot be read at all may become readable
-            self._codes[key] = _Entry(code, fingerprint, now_ns)
+            self._keep(key, _Entry(code, fingerprint, now_ns))
         return code
+
+    def _keep(self, key: tuple[int, int], entry: _Entry) -> None:
+        old = self._codes.pop(key, None)
+        self.nbytes += entry.nbytes - (old.nbytes if old is not None else 0)
+        if len(self._codes) >= _MAX_CODES or self.nbytes > _MAX_CACHED_BYTES:
+            self._codes.clear()
+            self.nbytes = entry.nbytes
+        self._codes[key] = entry
 
     def _fingerprint(self, header: bytes) -> bytes:
         """The fields that make it this code object; the reference count beside them always changes."""

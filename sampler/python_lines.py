@@ -23,12 +23,19 @@ from numpy.typing import NDArray
 
 MAX_TABLE_BYTES = 1 << 20
 _MAX_LINE = (1 << 31) - 1
+_MAX_SHARED_BYTES = 2048  # most are far smaller; a process can make many that are as large as it likes
 _MAX_VARINT = 6  # bytes that are looked at: 36 bits
 
 
-@lru_cache(maxsize=4096)
 def line_table(version: tuple[int, int], table: bytes, first_line: int) -> LineTable:
     """The LineTable, the same for the same function in another process: scripts run again and again."""
+    if len(table) > _MAX_SHARED_BYTES:
+        return LineTable(version, table, first_line)
+    return _shared(version, table, first_line)
+
+
+@lru_cache(maxsize=4096)
+def _shared(version: tuple[int, int], table: bytes, first_line: int) -> LineTable:
     return LineTable(version, table, first_line)
 
 
@@ -51,6 +58,11 @@ class LineTable:
         """The line of the instruction at `offset`, of the code before it where it has none; 0: not known."""
         index = bisect_right(self.starts, max(offset, 0)) - 1
         return self.lines[index] if index >= 0 else 0
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the runs."""
+        return len(self.starts) * self.starts.itemsize * 2
 
     def _add(self, start: int, line: int | None) -> None:
         """Begin a run unless it goes on with the same line; an instruction without line counts to the run

@@ -18,7 +18,9 @@ _MULTIPLIERS = [np.uint64(secrets.randbits(64) | 1) for _ in range(5)]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordThreads:
-    """Threads, as distinct (process, thread id, name); of each the index of one record, and its process."""
+    """Threads, as distinct (process, thread id, name), by the time of their last record: of two names of a
+    thread the later one comes last. Of each the index of one record, and its process.
+    """
 
     first: list[int]
     processes: list[ProcessStacks]
@@ -58,7 +60,29 @@ def find_threads(batch: Batch, follower: ProcessFollower) -> RecordThreads:
     found = first.tolist()
     for n in split:
         _split(batch, follower, n, (found, processes, of_record))
-    return RecordThreads(found, processes, of_record)
+    return _by_time(batch, found, processes, of_record)
+
+
+def by_latest(
+    of_record: NDArray[np.integer[Any]], time_ns: NDArray[np.uint64], count: int
+) -> NDArray[np.int64]:
+    """The numbers of `count` groups of records, by the time of the latest record of each.
+
+    `of_record`: the group of each record, `time_ns` its time.
+    """
+    latest = np.zeros(count, np.uint64)
+    np.maximum.at(latest, of_record, time_ns)
+    return np.argsort(latest, kind="stable")
+
+
+def _by_time(
+    batch: Batch, first: list[int], processes: list[ProcessStacks], of_record: NDArray[np.int64]
+) -> RecordThreads:
+    order = by_latest(of_record, batch.time_ns, len(first))
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    wanted = order.tolist()
+    return RecordThreads([first[n] for n in wanted], [processes[n] for n in wanted], place[of_record])
 
 
 def _split(

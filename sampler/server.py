@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from gpuprof.sampler import endpoint as endpoints
-from gpuprof.sampler.connection import Connection, Limits
+from gpuprof.sampler.connection import Capture, Connection, Limits
 from gpuprof.snapshots import wire
 from gpuprof.snapshots.errors import GpuprofError
 from gpuprof.snapshots.frames import MAGIC, Failure, Hello
@@ -38,14 +38,14 @@ class Server:
         hello: Callable[[], Hello],
         *,
         limits: Limits | None = None,
-        on_request: Callable[[], None] = lambda: None,
         on_idle: Callable[[], None] | None = None,
+        capture: Capture | None = None,
     ) -> None:
         self._history = history
         self._hello = hello
         self._limits = limits or Limits()
-        self._on_request = on_request
         self._on_idle = on_idle
+        self._capture = capture
         self._pool = ThreadPoolExecutor(QUERY_THREADS, thread_name_prefix="query")
         self._clients: set[asyncio.Task[None]] = set()
         self._endpoints: list[tuple[endpoints.Endpoint, asyncio.Task[None]]] = []
@@ -63,9 +63,7 @@ class Server:
             sock = socket.socket(fileno=fd)
         except OSError as error:
             raise GpuprofError(f"descriptor {fd} is not a connected socket") from error
-        if (
-            len(self._clients) >= MAX_CLIENTS
-        ):  # the screen asks for these, and may be under someone else's control
+        if len(self._clients) >= MAX_CLIENTS:  # the screen asks for these, and may be under others' control
             sock.close()
             raise GpuprofError("the sampler has as many clients as it takes")
         self._serve(sock, patient=True)
@@ -117,14 +115,9 @@ class Server:
 
     def _serve(self, sock: socket.socket, *, patient: bool = False) -> None:
         connection = Connection(
-            sock,
-            self._history,
-            self._hello,
-            self._pool,
-            self._limits,
-            patient=patient,
-            on_request=self._on_request,
-        )
+            sock, self._history, self._hello, self._pool, self._limits,
+            patient=patient, capture=self._capture,
+        )  # fmt: skip
         task = self._loop.create_task(connection.run())
         self._clients.add(task)
         task.add_done_callback(self._gone)

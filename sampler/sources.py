@@ -16,13 +16,15 @@ import time
 import traceback
 from collections.abc import Callable
 
+from gpuprof.bpf.wait_programs import TRACK_CHILDREN, TRACK_SELF
 from gpuprof.sampler.launch_source import LaunchSource
 from gpuprof.sampler.mps import launching
 from gpuprof.sampler.stack_reader import StackReader
 from gpuprof.sampler.status import Failed, Source
-from gpuprof.snapshots.errors import GpuprofError
+from gpuprof.snapshots.errors import EXIT_UNAVAILABLE, GpuprofError
 from gpuprof.snapshots.history import History
 
+WATCH_SECONDS = 5.0
 _ALIVE = ("ok", "degraded")
 
 
@@ -65,6 +67,24 @@ class Sources:
         run_ns = getattr(source, "run_ns", None)  # only CpuStacks has it
         value = run_ns() if callable(run_ns) else None
         return value if isinstance(value, int) else None
+
+    def watch(self, pid: int, *, itself: bool, children: bool) -> None:
+        """Follow the waits of a process, and of what descends from it, until they end; they are followed when
+        this returns, after a few seconds at most. GpuprofError where they cannot be.
+        """
+        with self._lock:
+            source = self._by_name["offcpu"]
+        watch = getattr(source, "watch", None)  # only OffCpu has it
+        if not callable(watch):
+            status = source.status()
+            raise GpuprofError(status.reason or "waits are not followed yet", status.hint, EXIT_UNAVAILABLE)
+        watch(pid, TRACK_SELF * itself | TRACK_CHILDREN * children, WATCH_SECONDS)
+
+    def settle(self, seconds: float, least_wait_ns: int = 0) -> None:
+        """Have all that the stack reader knows up to now in the history, or wait for `seconds`."""
+        reader = self._wait_reader()
+        if reader is not None:
+            reader.settle(seconds, least_wait_ns)
 
     def start(self) -> None:
         """Start all of them side by side, without waiting. Never raises."""

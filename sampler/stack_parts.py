@@ -111,7 +111,12 @@ class StackParts:
         return codes
 
     def _find_hosts(self, shims: U64, record: I64, complete: NDArray[np.bool_]) -> I64:
-        """merge.find_hosts for the shims of all records: 1 + index of the native frame; 0: not known."""
+        """Of the shims of all records: 1 + index of the native frame in whose part of the stack it lies; 0:
+        not known.
+
+        A frame holds what lies between its own stack pointer and its caller's; of the last frame that is
+        known only when the walk is complete.
+        """
         spans = self.native
         distance = (self._batch.words[spans.index] >> _DISTANCE_SHIFT).view(np.int64)
         unknown = distance == UNKNOWN_DISTANCE

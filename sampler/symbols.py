@@ -136,11 +136,13 @@ class BinarySymbols:
             return None
         try:
             import lzma
-
+        except ImportError:  # a Python that was built without it
+            return None
+        try:
             data = lzma.LZMADecompressor(memlimit=MAX_DEBUGDATA_BYTES).decompress(
                 self._elf.read(section.offset, section.size), MAX_DEBUGDATA_BYTES
             )
-        except (ImportError, MemoryError, ElfError, EOFError, ValueError, lzma.LZMAError):
+        except (MemoryError, ElfError, EOFError, ValueError, lzma.LZMAError):
             return None
         fd = os.memfd_create("debugdata", os.MFD_CLOEXEC)
         try:

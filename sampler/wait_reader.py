@@ -8,18 +8,21 @@ import os
 import sys
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpuprof.bpf.wait_programs import WaitPrograms
+from gpuprof.sampler.earlier_waits import KernelStack, waits_of
 from gpuprof.sampler.frame_ids import FrameIds
 from gpuprof.sampler.launch_stacks import ThreadIds
 from gpuprof.sampler.process_follower import ProcessFollower
+from gpuprof.sampler.record_threads import by_latest
 from gpuprof.sampler.stack_resolver import StackResolver
 from gpuprof.sampler.wait_rows import LastingWaits, Threshold, WaitRows, rows_of
-from gpuprof.sampler.wait_stacks import WaitStacks
+from gpuprof.sampler.wait_stacks import Key, WaitStacks
 from gpuprof.snapshots.frames import NO_THREAD, WaitKind
 from gpuprof.snapshots.history import History
 from gpuprof.snapshots.tables import Tables
@@ -49,6 +52,9 @@ class WaitReader:
         self._stacks = WaitStacks(programs, resolver)
         self._lasting = LastingWaits()
         self._threshold = Threshold()
+        self._earlier: deque[tuple[Key, KernelStack]] = (
+            deque()
+        )  # stacks of earlier waits that are to be named
         self._next_lasting_ns = self._turn = 0
 
     @property
@@ -56,18 +62,38 @@ class WaitReader:
         """Rows whose stack is not complete or not known."""
         return self._stacks.truncated + self._stacks.not_kept
 
-    def tick(self, now_ns: int, ids: Callable[[], FrameIds]) -> None:
+    def follow_earlier(self, pid: int) -> None:
+        """Follow the waits that the threads of a process, which is tracked already, had begun before. From
+        any thread.
+        """
+
+        def add(wait: NDArray[np.void], stack: KernelStack) -> bool:
+            key = int(wait["pid"][0]), int(wait["start_ns"][0]), int(wait["stack"][0])
+            self._earlier.append((key, stack))  # before the wait can come
+            return self.programs.add_earlier(wait)
+
+        def followed() -> set[int]:
+            return set(self.programs.running_waits()[0]["tid"].tolist())
+
+        self.programs.drop_earlier(waits_of(pid, self.programs.threshold_ns, add, followed))
+
+    def tick(self, now_ns: int, ids: Callable[[], FrameIds], least_ns: int | None = None) -> None:
         """Add what is ready. `ids`: the frame ids of now, in a new generation of tables where the old one was
-        full.
+        full; `least_ns`: add the waits that last, too, if there is so much of them to add.
         """
         if not self.programs.begun:
             return
-        lasting = self.programs.running and now_ns >= self._next_lasting_ns
-        # What lasts is looked at first: a wait that ends after that comes with the next records.
+        lasting = self.programs.running and (least_ns is not None or now_ns >= self._next_lasting_ns)
+        # What lasts is looked at first: a wait that ends after that comes with the next records. A wake
+        # before `until_ns` is in what is looked at.
+        until_ns = time.monotonic_ns() - CUT_BEHIND_NS
         running, tasks = self.programs.running_waits() if lasting else (None, None)
         batch, waits = self.programs.read()
         try:
             self._stacks.tidy(ids())
+            while self._earlier:
+                key, stack = self._earlier.popleft()
+                self._stacks.put_earlier(key, stack.names, stack.binaries, ids())
             if self.programs.running:
                 threshold_ns = self._threshold.next(len(waits), now_ns, self.programs.threshold_ns)
                 if threshold_ns != self.programs.threshold_ns:
@@ -76,11 +102,11 @@ class WaitReader:
                 self._stacks.take(batch, ids())
             if len(waits):
                 ends = waits["time_ns"].copy()
-                self._add(waits, ends, rows_of(waits, ends, self._lasting.end(waits)), ids)
+                self._add(waits, rows_of(waits, ends, self._lasting.end(waits)), ids)
             if running is not None and tasks is not None:
                 self._next_lasting_ns = now_ns + LASTING_NS
                 self._forget_gone(running, tasks, now_ns)
-                self._add_lasting(running, waits, ids)
+                self._add_lasting(running, waits, until_ns, least_ns, ids)
         except (ValueError, IndexError, KeyError, OverflowError):
             # What cannot be understood is counted and left out; what comes next may be fine.
             if not self.invalid:
@@ -88,17 +114,21 @@ class WaitReader:
             self.invalid += len(waits)
 
     def _add_lasting(
-        self, running: NDArray[np.void], ended: NDArray[np.void], ids: Callable[[], FrameIds]
+        self,
+        running: NDArray[np.void],
+        ended: NDArray[np.void],
+        until_ns: int,
+        least_ns: int | None,
+        ids: Callable[[], FrameIds],
     ) -> None:
         over = set(zip(ended["tid"].tolist(), ended["extra"].tolist(), strict=True))
         last = np.array(
             [key not in over for key in zip(running["tid"].tolist(), running["extra"].tolist(), strict=True)],
             bool,
         )
-        now_ns = time.monotonic_ns() - CUT_BEHIND_NS
-        waits, starts = self._lasting.due(running[last], now_ns)
-        ends = np.full(len(waits), now_ns, np.uint64)
-        self._add(waits, ends, rows_of(waits, ends, starts), ids)
+        waits, starts = self._lasting.due(running[last], until_ns, least_ns)
+        ends = np.full(len(waits), until_ns, np.uint64)
+        self._add(waits, rows_of(waits, ends, starts), ids)
 
     def _forget_gone(self, running: NDArray[np.void], tasks: NDArray[np.uint64], now_ns: int) -> None:
         """A thread that ended while nothing was followed has left its wait; a few are looked at each time."""
@@ -107,15 +137,10 @@ class WaitReader:
             self._turn = (self._turn + LOOKED_AT_ONCE) % len(old)
         for index in np.roll(old, -self._turn)[:LOOKED_AT_ONCE].tolist():
             if not os.path.exists(f"/proc/{running['pid'][index]}/task/{running['tid'][index]}"):
+                self.programs.drop_earlier([int(running["tid"][index])])
                 self.programs.forget_task(int(tasks[index]))
 
-    def _add(
-        self,
-        waits: NDArray[np.void],
-        ends: NDArray[np.uint64],
-        rows: WaitRows,
-        ids: Callable[[], FrameIds],
-    ) -> None:
+    def _add(self, waits: NDArray[np.void], rows: WaitRows, ids: Callable[[], FrameIds]) -> None:
         self.invalid += rows.invalid
         if not len(rows):
             return
@@ -149,12 +174,15 @@ class WaitReader:
         uid: NDArray[np.uint32],
         time_ns: NDArray[np.uint64],
     ) -> NDArray[np.uint32]:
-        """The id of each thread; distinct ones are looked up once."""
+        """The id of each thread; distinct ones are looked up once, of two names of a thread the later one
+        last: it stays.
+        """
         keys = np.zeros(len(pid), [("pid", "<u4"), ("tid", "<u4"), ("start_ns", "<u8"), ("comm", "S16")])
         keys["pid"], keys["tid"], keys["start_ns"], keys["comm"] = pid, tid, start_ns, comm
         _, first, inverse = np.unique(keys.view(f"V{keys.itemsize}"), return_index=True, return_inverse=True)
+        inverse = inverse.reshape(-1)
         found = np.zeros(len(first), np.uint32)
-        for n in np.argsort(first).tolist():  # by time: of two names of a thread the later one stays
+        for n in by_latest(inverse, time_ns, len(first)).tolist():
             index = int(first[n])
             name = bytes(comm[index])
             process = self._follower.get(
@@ -163,4 +191,4 @@ class WaitReader:
             )  # fmt: skip
             process.last_seen_ns = max(process.last_seen_ns, int(time_ns[index]))
             found[n] = self._threads.get(tables, process, int(tid[index]), name)
-        return found[inverse.reshape(-1)]
+        return found[inverse]

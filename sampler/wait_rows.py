@@ -110,21 +110,27 @@ class LastingWaits:
     def __len__(self) -> int:
         return len(self._written)
 
-    def due(self, running: NDArray[np.void], now_ns: int) -> tuple[NDArray[np.void], NDArray[np.uint64]]:
+    def due(
+        self, running: NDArray[np.void], now_ns: int, least_ns: int | None = None
+    ) -> tuple[NDArray[np.void], NDArray[np.uint64]]:
         """(waits of which a piece is due, where each piece begins), of those that last now; each is written
-        up to `now_ns`.
+        up to `now_ns`. `least_ns`: a piece so long is due, too.
 
         What is known of waits that last no more is forgotten, so end() must be asked of them before.
         """
         written: dict[int, tuple[int, int]] = {}
         chosen, starts = [], []
-        for index, (tid, out_ns) in enumerate(
-            zip(running["tid"].tolist(), running["extra"].tolist(), strict=True)
-        ):
+        columns = (running[name].tolist() for name in ("tid", "extra", "threshold_ns"))
+        for index, (tid, out_ns, threshold_ns) in enumerate(zip(*columns, strict=True)):
+            if now_ns - out_ns < threshold_ns:
+                continue  # it may yet be one that is sampled
             known = self._written.get(tid)
             begun = known is not None and known[0] == out_ns
             upto = known[1] if known is not None and begun else out_ns
-            if now_ns - upto >= min(max((now_ns - out_ns) // 5, FIRST_PIECE_NS), MAX_PIECE_NS):
+            enough_ns = min(max((now_ns - out_ns) // 5, FIRST_PIECE_NS), MAX_PIECE_NS)
+            if least_ns is not None:
+                enough_ns = min(enough_ns, max(least_ns, 1))
+            if now_ns - upto >= enough_ns:
                 chosen.append(index)
                 starts.append(upto)
                 upto, begun = now_ns, True

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,6 +30,7 @@ MAX_NEW_STACKS = 2000  # named in one batch; the frames of the others are asked 
 MAX_WITH_WAKER = 1 << 14  # rows' stacks of one generation that go on into the waker's frames
 MAX_ROW_STACKS = 1 << 15
 RENAMED_AT_ONCE = 500
+BEGAN_BEFORE = "[stack not taken: the wait began before it was watched]"
 NOT_KEPT = "[stack not kept]"  # the record with its frames was lost; it comes again
 _NUMBERED = re.compile(r"[-_/:#]\w?\d.*$|\d{3,}$")
 
@@ -95,6 +97,15 @@ class WaitStacks:
             known = self.find(key)
             if known is None or known.in_ids(ids) != found.frames:
                 self._put(key, found)
+
+    def put_earlier(self, key: Key, names: Sequence[str], binaries: Sequence[str], ids: FrameIds) -> None:
+        """The stack of a wait that had begun before: kernel functions and their binaries, innermost first."""
+        kernel = [
+            ids.get(name, "", binary, FrameKind.KERNEL_SPACE)
+            for name, binary in zip(names, binaries, strict=True)
+        ]
+        frames = (ids.get(BEGAN_BEFORE, "", "", FrameKind.UNKNOWN), *reversed(kernel))
+        self._put(key, _cut(frames, False, ids))
 
     def tidy(self, ids: FrameIds) -> None:
         """Let go of an old set of frame ids, a few stacks at a time; call it now and then."""

@@ -1,17 +1,21 @@
 """The layout of a .gpuprof file, and one chunk of it to and from bytes.
 
-    file     = header, chunk …, index chunk, trailer
+    file     = header, span chunk, chunk …, index chunk, trailer
     header   = b"\\x89GPUPROF\\r\\n\\x1a\\n", u16 version, u16 0
     chunk    = b"\\xf6GPCHUNK", u8 kind, u8 encoding, u16 0, u32 stored bytes, u32 raw bytes, u64 start_ns,
                u64 end_ns, u32 crc of the stored body, u32 crc of the chunk header before it, stored body
     trailer  = b"\\xf6GPTRAIL", u64 offset of the index chunk, u32 crc of those 16 bytes
 
-All numbers are little-endian, a crc is CRC-32 (zlib). `kind` is D (data) or I (index), `encoding` 1: the
-body is one zstd frame. The raw body of a data chunk is frames as on the wire (u32 length, msgpack map),
-beginning with a hello: every chunk is self-contained, with its own compact generation of intern tables, so
-that any chunk can be lost without the others. [start_ns, end_ns) is the time that its rows cover. The raw
-body of the index is a msgpack list of [offset, stored bytes, start_ns, end_ns, samples, readings, GPU work,
-waits, ranges] per data chunk; a reader passes over what later versions add.
+All numbers are little-endian, a crc is CRC-32 (zlib). `kind` is D (data), I (index) or S (span), `encoding`
+1: the body is one zstd frame. The span chunk says from when to when the whole file is; its times are 0 until
+the file is closed, and are then written over, so that a file that was cut is known from one whose recorder
+was killed, and how much of it is missing; older files have none. Its body says nothing.
+
+The raw body of a data chunk is frames as on the wire (u32 length, msgpack map), beginning with a hello: every
+chunk is self-contained, with its own compact generation of intern tables, so that any chunk can be lost
+without the others. [start_ns, end_ns) is the time that its rows cover. The raw body of the index is a msgpack
+list of [offset, stored bytes, start_ns, end_ns, samples, readings, GPU work, waits, ranges] per data chunk; a
+reader passes over what later versions add.
 
 Columns are stored so that they compress: as differences of neighbours (modulo 2^bits), then byte plane by
 byte plane (all lowest bytes first), F64 as its bit pattern. Samples are ordered by CPU and time, readings by
@@ -42,7 +46,7 @@ FILE_HEADER = struct.Struct("<12sHH")
 MARKER = b"\xf6GPCHUNK"
 TRAILER_MARKER = b"\xf6GPTRAIL"
 TRAILER = struct.Struct("<8sQI")
-DATA, INDEX = ord("D"), ord("I")
+DATA, INDEX, SPAN = ord("D"), ord("I"), ord("S")
 ZSTD = 1
 MAX_RAW_BYTES = 64 << 20  # of one chunk, unpacked
 _HEADER = struct.Struct("<8sBBHIIQQI")
@@ -68,6 +72,11 @@ class ChunkHeader:
 def file_header() -> bytes:
     """Return the first bytes of a file."""
     return FILE_HEADER.pack(FILE_MAGIC, FILE_VERSION, 0)
+
+
+def span_chunk(start_ns: int = 0, end_ns: int = 0) -> bytes:
+    """Return the chunk after the header; its length is always the same."""
+    return pack_chunk(SPAN, b"span", start_ns, end_ns)
 
 
 def trailer(index_offset: int) -> bytes:

@@ -1,8 +1,7 @@
 """One frame to and from the body of a message: a msgpack map {"k": KIND, field: value, ...} with columns as
 bytes.
 
-The encoders and decoders are made from the annotations of the dataclasses in frames.py and work_frames.py,
-once per class:
+The encoders and decoders are made from the annotations of the dataclasses of frames.py, once per class:
 
 - int: a signed 64-bit integer; float: a float or an integer; bool; str; `X | None`: absent when None
 - list[X]: an array; a nested dataclass: a map
@@ -25,9 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuprof.snapshots.errors import FrameError
-from gpuprof.snapshots.frames import MAX_FRAME_BYTES, Frame
+from gpuprof.snapshots.frames import ALL_FRAMES, MAX_FRAME_BYTES, Frame
 from gpuprof.snapshots.names import visible
-from gpuprof.snapshots.work_frames import EVERY_FRAME
 
 MAX_STRING_BYTES = 64 << 10
 MAX_ARRAY_LENGTH = 1 << 18
@@ -271,7 +269,7 @@ def _unpack(body: bytes) -> Any:
         raise FrameError(f"a frame is not valid msgpack ({type(error).__name__})") from error
 
 
-_PLANS: dict[str, _Plan] = {cls.KIND: _Plan(cls) for cls in EVERY_FRAME}
+_PLANS: dict[str, _Plan] = {cls.KIND: _Plan(cls) for cls in ALL_FRAMES}
 
 
 def _plan_of(cls: type[Frame]) -> _Plan:

@@ -20,6 +20,18 @@ _FIRST_BLOCK_ROWS = 1_024
 _MAX_U64 = (1 << 64) - 1
 
 
+def constant(value: Any, dtype: Any, rows: int) -> Array:
+    """Return a column with one value in all rows, which takes no memory; it cannot be written to."""
+    column: Array = np.ndarray((rows,), dtype, np.full(1, value, dtype), strides=(0,))
+    column.flags.writeable = False
+    return column
+
+
+def is_constant(column: Array) -> bool:
+    """Whether a column (of some rows) is one value in all of them, as `constant` makes it."""
+    return column.strides == (0,)
+
+
 class GrowingColumn:
     """A numpy column that grows at its end."""
 

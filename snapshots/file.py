@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import stat
 from collections.abc import Iterable
 from types import TracebackType
 from typing import NoReturn
@@ -17,41 +16,60 @@ from typing import NoReturn
 import msgpack
 import numpy as np
 
-from gpuprof.snapshots import chunks
+from gpuprof.snapshots import chunks, file_lock
 from gpuprof.snapshots.columns import RowLog
 from gpuprof.snapshots.errors import FileError
 from gpuprof.snapshots.file_reader import Opened, read_snapshot
 from gpuprof.snapshots.frames import Frame, GpuWork, Hello, Readings, Samples, Waits
 from gpuprof.snapshots.history import History
 from gpuprof.snapshots.names import clean
+from gpuprof.snapshots.new_file import create
 from gpuprof.snapshots.work_frames import Ranges
 
 __all__ = ["Opened", "SnapshotWriter", "read_snapshot"]
 
 CHUNK_NS = 10 * 10**9  # what a recorder that is killed can lose; shorter chunks compress worse
+FIRST_CHUNK_NS = 10**9  # of a recording, each further one twice as long: what is young is not lost whole
 CHUNK_BYTES = 16 << 20  # of rows in memory, before they are compressed
 _BUFFER_BYTES = 1 << 30
 _MAX_CHUNKS_AT_ONCE = 1000
+_SOME = 4  # so that one damaged chunk does not take all of a short file
 
 
 class SnapshotWriter:
-    """Writes frames to a snapshot file, in chunks of about ten seconds. Not thread-safe.
+    """Writes frames to a snapshot file, in chunks of one second at first and about ten later. Not
+    thread-safe.
 
-    `target` is a path, or a descriptor that the caller has opened and will close. A path must not exist yet,
-    unless
-    `force` is set, and is never followed through a symbolic link. FileError when the file cannot be created
-    or written; what was written before stays readable, and the message says how much that is.
+    `target` is a path, or a descriptor that the caller has opened and will close, and `name` then what
+    messages call it. A path must not exist yet, unless `force` is set, and is never followed through a
+    symbolic link. FileError when the file cannot be created or written; what was written before stays
+    readable, and the message says how much that is. While it is written it is locked (file_lock.py).
     """
 
-    def __init__(self, target: int | str | os.PathLike[str], hello: Hello, *, force: bool = False) -> None:
+    def __init__(
+        self,
+        target: int | str | os.PathLike[str],
+        hello: Hello,
+        *,
+        force: bool = False,
+        name: str | None = None,
+    ) -> None:
         self._own = not isinstance(target, int)
-        self.name = f"descriptor {target}" if isinstance(target, int) else os.fspath(target)
-        self._fd = target if isinstance(target, int) else _create(os.fspath(target), force)
+        self.name = name or (f"descriptor {target}" if isinstance(target, int) else os.fspath(target))
+        self._fd = target if isinstance(target, int) else create(os.fspath(target), overwrite=force)
         self._history = History(hello, max_bytes=_BUFFER_BYTES, max_age_ns=None)
         self._offset = 0
         self._index: list[tuple[int, ...]] = []
+        self._chunk_ns = min(FIRST_CHUNK_NS, CHUNK_NS)  # length of the next chunk
         self._closed = False
-        self._write_all(chunks.file_header())
+        self._span: tuple[int, int] | None = None
+        file_lock.mark_written(self._fd)
+        self._write_all(chunks.file_header() + chunks.span_chunk())
+
+    @property
+    def span_ns(self) -> int:
+        """Length of what is in the file so far, as whoever reads it finds it (History.span)."""
+        return self._span[1] - self._span[0] if self._span is not None else 0
 
     @property
     def bytes_written(self) -> int:
@@ -86,7 +104,7 @@ class SnapshotWriter:
             if sum(log.nbytes for log in self._logs) >= CHUNK_BYTES:
                 self._flush()
         start, end = self._covered()
-        if end - start >= CHUNK_NS:
+        if end - start >= self._chunk_ns:
             self._flush()
 
     def close(self) -> None:
@@ -97,6 +115,7 @@ class SnapshotWriter:
             return
         self._flush(last=True)
         self._finish()
+        self._write_span()
         try:
             os.fsync(self._fd)
         except OSError as error:
@@ -127,27 +146,39 @@ class SnapshotWriter:
         return min(start for start, _ in found), max(end for _, end in found) + 1
 
     def _flush(self, *, last: bool = False) -> None:
-        """Write the rows in memory, about ten seconds to a chunk."""
+        """Write the rows in memory, in chunks that grow to about ten seconds."""
         history = self._history
         start, end = self._covered()
         if start == end:
             if last and not self._index:
                 self._write_chunk(start, end)
             return
-        count = min(max(round((end - start) / CHUNK_NS), 1), _MAX_CHUNKS_AT_ONCE)
-        width = max((end - start) // count, 1)
+        edges = np.array(self._edges(start, end), np.uint64)
         times = [rows.columns["time_ns"] for _, rows in history.samples_between(start, end)]
         times += [rows.columns["end_ns"] for _, rows in history.gpu_work_between(start - 1, end)]
         times += [rows.columns["end_ns"] for _, rows in history.waits_between(start - 1, end)]
         times += [rows.columns["end_ns"] for _, rows in history.ranges_between(start - 1, end)]
         times.append(history.readings_between(start - 1, end)[1]["end_ns"])
-        slots = {
-            int(slot) for time in times for slot in np.unique((time - np.uint64(start)) // np.uint64(width))
-        }
-        for slot in sorted({min(slot, count - 1) for slot in slots}):
-            low = start + slot * width
-            self._write_chunk(low, end if slot == count - 1 else low + width)
+        low, high = history.span
+        self._span = (min(low, self._span[0]), max(high, self._span[1])) if self._span else (low, high)
+        slots = {int(slot) for time in times for slot in np.unique(np.searchsorted(edges, time, "right"))}
+        for slot in sorted(slots.intersection(range(1, len(edges)))):
+            self._write_chunk(int(edges[slot - 1]), int(edges[slot]))
         history.clear_rows()
+
+    def _edges(self, start: int, end: int) -> list[int]:
+        """Return where the chunks of [start, end) begin, and `end`: one chunk of rows that come as time goes
+        by, some of rows that come all at once, such as those of a history that is saved.
+        """
+        length, count = end - start, 1
+        if length > 1.5 * self._chunk_ns:
+            count = min(max(round(length / CHUNK_NS), 1), _MAX_CHUNKS_AT_ONCE)
+            small = sum(log.nbytes for log in self._logs) < CHUNK_BYTES // 4
+            if count == 1 and small and not self._index:
+                count = min(_SOME, round(length / min(FIRST_CHUNK_NS, CHUNK_NS)))
+        width = max(length // count, 1)
+        self._chunk_ns = min(2 * self._chunk_ns, CHUNK_NS)
+        return [*(start + width * number for number in range(count)), end]
 
     def _write_chunk(self, start_ns: int, end_ns: int) -> None:
         frames = list(self._history.frames_between(start_ns, end_ns, by_end=True))
@@ -167,6 +198,12 @@ class SnapshotWriter:
         offset = self._offset
         index = chunks.pack_chunk(chunks.INDEX, msgpack.packb(self._index), 0, 0)
         self._write_all(index + chunks.trailer(offset))
+
+    def _write_span(self) -> None:
+        """Write over the span chunk what the file holds now. A pipe has no place to go back to."""
+        times = self._span or (self._history.hello.mono_ns, self._history.hello.mono_ns)
+        with contextlib.suppress(OSError):
+            os.pwrite(self._fd, chunks.span_chunk(*times), chunks.FILE_HEADER.size)
 
     def _write_all(self, data: bytes) -> None:
         view = memoryview(data)
@@ -193,6 +230,7 @@ class SnapshotWriter:
 
     def _release(self) -> None:
         self._closed = True
+        file_lock.mark_complete(self._fd)
         if self._own:
             with contextlib.suppress(OSError):
                 os.close(self._fd)
@@ -204,22 +242,6 @@ _REASONS = {
     errno.EFBIG: "the file would be larger than is allowed",
     errno.EPIPE: "the reader of the pipe has gone",
 }
-
-
-def _create(path: str, force: bool) -> int:
-    """Create a new file that only its owner can read: command lines of processes are in it."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with contextlib.suppress(OSError, ValueError):  # creating it below says what is wrong
-        if force and stat.S_ISREG(os.lstat(path).st_mode):
-            os.unlink(path)
-    try:
-        return os.open(path, flags, 0o600)
-    except FileExistsError as error:
-        raise FileError(f"{_shown(path)} exists already", "Give another name, or remove it first.") from error
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "its name cannot be a file name"
-        hint = "Does the folder exist?" if isinstance(error, FileNotFoundError) else ""
-        raise FileError(f"cannot create {_shown(path)}: {reason}", hint) from error
 
 
 def _shown(path: str) -> str:

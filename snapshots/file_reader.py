@@ -10,7 +10,8 @@ from __future__ import annotations
 import itertools
 import os
 import stat
-from dataclasses import dataclass, field
+import time
+from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 import msgpack
@@ -18,6 +19,8 @@ import msgpack
 from gpuprof.snapshots import chunks
 from gpuprof.snapshots.chunks import ChunkHeader
 from gpuprof.snapshots.errors import FileError, FrameError
+from gpuprof.snapshots.file_damage import Findings, damage, nothing_left
+from gpuprof.snapshots.file_lock import is_written
 from gpuprof.snapshots.frames import Hello
 from gpuprof.snapshots.history import History
 from gpuprof.snapshots.ingest import check_version
@@ -27,6 +30,8 @@ MAX_FILE_RAW_BYTES = 1 << 30  # of all chunks together, unpacked
 MAX_CHUNKS = 1 << 20
 _HISTORY_BYTES = 4 << 30  # a file is shown whole; MAX_FILE_RAW_BYTES is what bounds it
 _SCAN_BYTES = 1 << 20
+_NO_CHUNK_BYTES = chunks.FILE_HEADER.size  # of a file that has no chunk
+_RECENT_SECONDS = 15.0  # the longest time between two chunks, and some more
 
 _FOREIGN = (
     (b"\x1f\x8b", "gzip data"),
@@ -42,48 +47,54 @@ _FOREIGN = (
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A snapshot: its history, and in words what of it could not be read (None: nothing is missing)."""
+    """A snapshot: its history, and in words what of it could not be read (None: nothing is missing), and that
+    it is still being written (None: it is not).
+    """
 
     history: History
     damage: str | None
-
-
-@dataclass(slots=True)
-class _Findings:
-    """What was read and what was not."""
-
-    history: History | None = None
-    whole: int = 0  # data chunks that were read
-    raw_bytes: int = 0
-    lost: list[tuple[int, int, str]] = field(default_factory=list)  # start_ns, end_ns, why
-    skipped_bytes: int = 0  # that belong to no chunk
-    cut: ChunkHeader | None = None  # the chunk that the file ends within
-    index: list[list[int]] | None = None
-    closed: bool = False
-    too_large: bool = False
+    growing: str | None = None
 
 
 def read_snapshot(path: str | os.PathLike[str]) -> Opened:
-    """Read a snapshot file. FileError when it is not one or nothing in it can be read; damage is reported in
-    words.
+    """Read a snapshot file, or what there is of one that is still being written. FileError when it is not one
+    or nothing in it can be read; damage is reported in words.
     """
     name = clean(os.fspath(path), 200)
     with _opened(os.fspath(path), name) as file:
-        size = os.fstat(file.fileno()).st_size
-        _check_header(file, name, size)
-        findings = _Findings()
+        locked = is_written(file.fileno())  # before it is read: what comes later is not missed
+        found = os.fstat(file.fileno())
+        if locked and found.st_size <= _NO_CHUNK_BYTES:
+            raise _too_early(name)
+        _check_header(file, name, found.st_size)
+        findings = Findings()
         try:
             _read_chunks(file, findings)
         except OSError as error:
             raise FileError(f"cannot read {name}: {error.strerror}") from error
-    if findings.history is None:
-        if findings.lost:
-            hint = f"Its first chunk cannot be used: {findings.lost[0][2]}."
-        else:
-            hint = "It was cut before the first chunk was written: record it again."
-        raise FileError(f"nothing in {name} can be read", hint)
-    findings.history.damage = _damage(findings)
-    return Opened(findings.history, findings.history.damage)
+    growing = not findings.was_closed and (locked or (locked is None and _is_recent(found.st_mtime)))
+    history = findings.history
+    if history is None:
+        if growing:
+            raise _too_early(name)
+        raise FileError(f"nothing in {name} can be read", nothing_left(findings))
+    history.damage = damage(findings, growing=growing)
+    if growing:
+        so_far = (history.span[1] - history.span[0]) / 1e9
+        history.growing = f"it is still being recorded: {so_far:.1f} s so far"
+    return Opened(history, history.damage, history.growing)
+
+
+def _too_early(name: str) -> FileError:
+    return FileError(
+        f"{name} is still being recorded, and nothing is in it yet",
+        "Its first part is written after about a second: try again then.",
+    )
+
+
+def _is_recent(mtime_s: float) -> bool:
+    """Tell whether a file was written to so lately that its recorder may be about to do so again."""
+    return abs(time.time() - mtime_s) < _RECENT_SECONDS
 
 
 def _opened(path: str, name: str) -> BinaryIO:
@@ -107,7 +118,7 @@ def _opened(path: str, name: str) -> BinaryIO:
 def _check_header(file: BinaryIO, name: str, size: int) -> None:
     if not size:
         raise FileError(
-            f"{name} is empty", "The recording was stopped before anything was written: record it again."
+            f"{name} is empty", "The recording was ended before anything was written, or the copy failed."
         )
     head = file.read(chunks.FILE_HEADER.size)
     if head[:12] != chunks.FILE_MAGIC:
@@ -133,7 +144,7 @@ def _check_header(file: BinaryIO, name: str, size: int) -> None:
 # ----------------------------------------------------------------------------------------------------- chunks
 
 
-def _read_chunks(file: BinaryIO, findings: _Findings) -> None:
+def _read_chunks(file: BinaryIO, findings: Findings) -> None:
     for _ in range(MAX_CHUNKS):
         at = file.tell()
         head = file.read(chunks.HEADER_BYTES)
@@ -166,6 +177,8 @@ def _read_chunks(file: BinaryIO, findings: _Findings) -> None:
         except FrameError as error:
             if header.kind == chunks.DATA:
                 findings.lost.append((header.start_ns, header.end_ns, error.message))
+            else:
+                findings.skipped_bytes += header.stored_bytes
             # the length may be what is wrong: should no chunk follow here, look for one from the marker on
             after = file.tell()
             if not file.read(1).startswith(chunks.MARKER[:1]):
@@ -174,11 +187,13 @@ def _read_chunks(file: BinaryIO, findings: _Findings) -> None:
                 file.seek(after)
 
 
-def _take_chunk(header: ChunkHeader, stored: bytes, findings: _Findings) -> None:
+def _take_chunk(header: ChunkHeader, stored: bytes, findings: Findings) -> None:
     raw = chunks.unpack_body(header, stored)
     if header.kind == chunks.INDEX:
         findings.index = _parse_index(raw)
         return
+    if header.kind == chunks.SPAN:
+        findings.span = header.start_ns, header.end_ns
     if header.kind != chunks.DATA:
         return  # of a later version
     findings.raw_bytes += header.raw_bytes
@@ -193,10 +208,10 @@ def _take_chunk(header: ChunkHeader, stored: bytes, findings: _Findings) -> None
     for frame in itertools.chain([hello], frames):
         history.ingest(frame)
     findings.history = history  # only now: a first chunk that cannot be used leaves nothing behind
-    findings.whole += 1
+    findings.read.append((header.start_ns, header.end_ns))
 
 
-def _seek_marker(file: BinaryIO, at: int, findings: _Findings) -> bool:
+def _seek_marker(file: BinaryIO, at: int, findings: Findings) -> bool:
     """Move to the next chunk marker or to the trailer, from `at` on; False (at the end) when there is
     none.
     """
@@ -229,41 +244,3 @@ def _parse_index(raw: bytes) -> list[list[int]]:
         raise FrameError("the index cannot be read")
     found: list[list[int]] = index
     return found
-
-
-# ----------------------------------------------------------------------------------------------------- damage
-
-
-def _damage(findings: _Findings) -> str | None:
-    """Say in one or more sentences what is missing; None when nothing is."""
-    history = findings.history
-    assert history is not None
-    origin = history.span[0]
-    total = len(findings.index) if findings.index is not None else None
-    of_total = f" of {total}" if total is not None else ""
-    said: list[str] = []
-    for start_ns, end_ns, why in findings.lost[:3]:
-        span = f"{_seconds(start_ns - origin)} to {_seconds(end_ns - origin)}"
-        said.append(f"the part from {span} is missing: a chunk{of_total} is damaged ({why})")
-    if len(findings.lost) > 3:
-        said.append(f"{len(findings.lost) - 3} more chunks are damaged")
-    missing = 0 if total is None else total - findings.whole - len(findings.lost)
-    shown = _seconds(history.span[1] - origin)
-    if findings.cut is not None and findings.cut.kind == chunks.DATA:
-        length = _seconds(findings.cut.end_ns - findings.cut.start_ns)
-        count = findings.whole + len(findings.lost) + 1
-        said.append(f"the last {length} are missing: the file was cut within chunk {count}")
-    elif findings.too_large:
-        said.append(f"only its first {shown} are shown: it unpacks to more than 1 GiB")
-    elif missing > 0:
-        said.append(f"{missing} of {total} chunks are missing")
-    elif total is None and not findings.closed:
-        said.append(f"it was not closed: what came after its first {shown} is missing")
-    elif not said and (findings.skipped_bytes or total is None or not findings.closed):
-        may = "no chunk is missing" if total is not None else "what was found of it is shown"
-        said.append(f"some bytes between or after its chunks are damaged; {may}")
-    return "; ".join(said) or None
-
-
-def _seconds(ns: int) -> str:
-    return f"{ns / 1e9:.1f} s"

@@ -3,7 +3,8 @@ recursion.
 
 Tree: root -> process -> [thread] -> frames. The fold is in three steps: weights by (group, stack), where a
 group is a process or a thread; sums for all callers, from the deepest level up; and, where rows come from
-several generations of tables, a merge by names from the top down. tree.py then cuts and orders the result.
+several generations of tables, a merge by names from the top down. process_groups.py then merges small
+processes of one name, and tree.py cuts and orders the result.
 Where weights are estimates, their variances are summed along with them (estimates.py).
 """
 
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gpuprof.snapshots import time_share, tree
+from gpuprof.snapshots import process_groups, time_share, tree
 from gpuprof.snapshots.columns import Array, Rows
 from gpuprof.snapshots.estimates import Groups, Sampled
 from gpuprof.snapshots.frames import NOT_SEEN, STACK_NOT_TAKEN, UNMATCHED_LAUNCH, FrameKind, Query, Tree
@@ -22,7 +23,17 @@ from gpuprof.snapshots.levels import Pairs, compact, summed
 from gpuprof.snapshots.table_view import TablesView, TaggedRows, frame_label
 from gpuprof.snapshots.time_share import Clustered
 
-__all__ = ["Label", "Nodes", "Weighed", "by_tables", "compact", "cpu_tree", "thread_mask", "tree_of"]
+__all__ = [
+    "Label",
+    "Nodes",
+    "Weighed",
+    "by_tables",
+    "compact",
+    "cpu_tree",
+    "is_cut_short",
+    "thread_mask",
+    "tree_of",
+]
 
 Label = tuple[str, str, str, int, int]  # name, file, binary, line, kind
 _GPU_KERNELS = {FrameKind.GPU_KERNEL, FrameKind.GPU_COMM}
@@ -77,6 +88,10 @@ def tree_of(query: Query, parts: Iterable[Weighed], *, name: str, unit: str, mer
     labels = _Labels()
     levels = [_fold(rows, by_thread=query.by_thread, labels=labels) for rows in parts if len(rows)]
     nodes = _joined(levels, labels, merge=merge)
+    truncated = _truncated(nodes, 2 if query.by_thread else 1)
+    nodes = process_groups.grouped(
+        nodes, labels.people, min_fraction=query.min_fraction, max_nodes=query.max_nodes
+    )
     return tree.build(
         nodes,
         query_id=query.id,
@@ -84,7 +99,7 @@ def tree_of(query: Query, parts: Iterable[Weighed], *, name: str, unit: str, mer
         unit=unit,
         start_ns=query.start_ns,
         end_ns=query.end_ns,
-        truncated=_truncated(nodes, 2 if query.by_thread else 1),
+        truncated=truncated,
         min_fraction=query.min_fraction,
         max_nodes=query.max_nodes,
     )
@@ -154,6 +169,7 @@ class _Labels:
 
     items: list[Label] = field(default_factory=lambda: [("all", "", "", 0, int(FrameKind.ROOT))])
     ids: dict[object, int] = field(default_factory=dict)
+    people: dict[int, str] = field(default_factory=dict)  # names of processes and threads, by label
 
     def of(self, label: Label, key: object = None) -> int:
         key = label if key is None else key
@@ -300,12 +316,16 @@ def _process_label(view: TablesView, index: int, labels: _Labels) -> int:
     process = view.processes[index]
     inside = f", {process.container_pid} in its container" if process.container_pid is not None else ""
     label = (f"{process.name} ({process.pid}{inside})", "", "", 0, int(FrameKind.PROCESS))
-    return labels.of(label, ("process", process.pid, process.start_ns))
+    number = labels.of(label, ("process", process.pid, process.start_ns))
+    labels.people[number] = process.name
+    return number
 
 
 def _thread_label(view: TablesView, index: int, labels: _Labels) -> int:
     thread = view.threads[index]
-    return labels.of((f"{thread.name} ({thread.tid})", "", "", 0, int(FrameKind.THREAD)))
+    number = labels.of((f"{thread.name} ({thread.tid})", "", "", 0, int(FrameKind.THREAD)))
+    labels.people[number] = thread.name
+    return number
 
 
 # ------------------------------------------------------------------------------------------------------- join
@@ -378,6 +398,12 @@ def _estimated(levels: Sequence[_Level]) -> tuple[Array, Array]:
         for level in levels
     ]
     return np.concatenate(variances), np.concatenate(marks)
+
+
+def is_cut_short(view: TablesView, function: int) -> bool:
+    """Tell whether a function, as the outermost of a stack, says that the walk did not reach the root."""
+    name = view.strings[int(view.name[function])]
+    return int(view.kind[function]) == FrameKind.UNKNOWN and name not in _NOT_CUT_SHORT
 
 
 def _truncated(nodes: Nodes, people: int) -> int:

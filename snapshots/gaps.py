@@ -119,10 +119,12 @@ def union(start_ns: ArrayLike, end_ns: ArrayLike) -> Spans:
         order = np.argsort(start, kind="stable")
         start, end = start[order], end[order]
     reach = np.maximum.accumulate(end)
-    apart = start[1:] > reach[:-1]  # intervals that touch are one
-    first = np.flatnonzero(np.concatenate([[True], apart]))
-    last = np.append(first[1:] - 1, len(start) - 1)
-    return Spans(start[first], reach[last])
+    ends = np.flatnonzero(start[1:] > reach[:-1])  # intervals that touch are one
+    if len(ends) == len(start) - 1:
+        return Spans(start, reach)
+    first, last = np.zeros((2, len(ends) + 1), np.intp)
+    first[1:], last[:-1], last[-1] = ends + 1, ends, len(start) - 1
+    return Spans(start.take(first), reach.take(last))
 
 
 def lengths(start_ns: ArrayLike, end_ns: ArrayLike, low_ns: int, high_ns: int) -> Array:

@@ -30,6 +30,7 @@ from gpuprof.snapshots.frames import (
     Waits,
 )
 from gpuprof.snapshots.ingest import Ingest
+from gpuprof.snapshots.losses import LossLog
 from gpuprof.snapshots.rows import (
     GPU_WORK_COLUMNS,
     RANGE_COLUMNS,
@@ -66,6 +67,7 @@ class History:
         self.clocks: list[Clock] = []
         self.gpus: Gpus | None = None
         self.status: Status | None = None
+        self.losses = LossLog()
         self.facts_version = 0  # grows with each clock, gpus and status that is set
         self.samples = RowLog(SAMPLE_COLUMNS, start="time_ns", end="time_ns")
         self.gpu_work = RowLog(GPU_WORK_COLUMNS, start="start_ns", end="end_ns")
@@ -75,6 +77,7 @@ class History:
         self.series_defs: dict[int, SeriesDef] = {}
         self.newest_ns = 0
         self.damage: str | None = None  # what of a file could not be read, in words
+        self.growing: str | None = None  # that its file is still being written, in words
         self._versions = {"clock": 0, "gpus": 0, "status": 0}
         self._series_ids: dict[tuple[str, str | None, int | None, int | None], int] = {}
         self._next_series = 0
@@ -140,12 +143,8 @@ class History:
         """
         count = len(np.asarray(start_ns))
         weight = rows.weights(weight, count)
-        others = (
-            np.broadcast_to(value, (count,)) if np.ndim(value) == 0 else value
-            for value in (nvtx, again, bytes)
-        )
-        values = (start_ns, end_ns, gpu, stream, thread, stack, weight, *others)
-        columns = rows.columns_of(GPU_WORK_COLUMNS, values)
+        values = (start_ns, end_ns, gpu, stream, thread, stack, weight, nvtx, again, bytes)
+        columns = rows.columns_of(GPU_WORK_COLUMNS, values, count)
         if not len(columns["start_ns"]):
             return
         with self.lock:
@@ -256,6 +255,7 @@ class History:
         """Replace the status of the sampler and its sources."""
         with self.lock:
             self.status = status
+            self.losses.add(status)
             self._note("status")
 
     def ingest(self, frame: Frame) -> None:
@@ -375,7 +375,7 @@ class History:
             windows = self.gpu_work_between(first_ns, end_ns) if level == "rows" else []
             waits = self.waits_between(first_ns, end_ns) if level == "rows" else []
             ranges = self.ranges_between(first_ns, end_ns) if level == "rows" else []
-            current = self.tables.view()
+            current, counts = self.tables.view(), self.losses.frame(start_ns, end_ns)
         if by_end:
             readings = rows.ending(readings, start_ns, end_ns)
             windows, waits, ranges = (
@@ -385,7 +385,7 @@ class History:
                 ]
                 for log in (windows, waits, ranges)
             )
-        facts: list[Frame] = [hello, *clocks, *([gpus] if gpus else []), *([status] if status else [])]
+        facts: list[Frame] = [hello, *clocks, *(fact for fact in (gpus, status, counts) if fact is not None)]
         tagged = {Samples: samples, GpuWork: windows, Waits: waits, Ranges: ranges}
         return compact.frames(facts, (defs, readings), tagged, current=current)
 

@@ -20,9 +20,7 @@ from gpuprof.snapshots.timerange import duration_text
 
 _MAX_NAMED = 8  # devices of which a summary names the cause
 _SUMMARY_FRACTION = 0.001
-_LAUNCH_SHARE = (
-    1 / 3
-)  # of the idle time inside launch calls, from which launching is what holds the device up
+_LAUNCH_SHARE = 1 / 3  # of the idle time inside launch calls, from which launching holds the device up
 _TINY_NS = 10_000  # kernels and gaps so short, launched one after the other, are bound by launching too
 _TINY_GAP_NS = 50_000
 _TINY_SHARE = 0.1

@@ -29,18 +29,19 @@ DEFAULT_MAX_AGE_NS = 600 * 10**9
 _FIRST_RING = 1 << 10
 _MAX_CHAIN = 64  # hostile ids that all meet in one bucket must not cost more
 _LAUNCH_BYTES = 49  # of one place in a ring, with its two heads
-_SPREAD = np.uint32(2_654_435_769)  # 2^32 / golden ratio: spreads ids at any regular distance
+_SPREAD = np.uint32(2_654_435_769)  # 2^32 / golden ratio: spreads blocks of ids at any regular distance
+_BLOCK_BITS = np.uint32(6)  # neighbouring ids are in neighbouring buckets, in few lines of the cache
 _LONG_AGO = -(1 << 62)
 
 
 @dataclass(frozen=True, slots=True)
 class Matches:
-    """For each record what is known of its launch; -1 in the i64 columns where there is none."""
+    """For each record what is known of its launch; -1 in the signed columns where there is none."""
 
-    thread: Array  # i64
-    stack: Array  # i64
+    thread: Array  # i32
+    stack: Array  # i32
     enter_ns: Array  # i64
-    weight: Array  # f64, how many launches this one stands for; 0 without one
+    weight: Array  # f32, how many launches this one stands for; 0 without one
 
     @property
     def found(self) -> Array:
@@ -54,8 +55,8 @@ class _Launches(NamedTuple):
 
     correlation: Array  # u32
     enter: Array  # i64, ns
-    thread: Array  # u32
-    stack: Array  # u32
+    thread: Array  # i32
+    stack: Array  # i32
     weight: Array  # f32
     used: Array  # bool: a record of it has come
 
@@ -72,10 +73,23 @@ class _Ring:
         self.shift = np.uint32(32 - size.bit_length())  # 2 * size buckets
         self.heads = np.full(2 * size, -1, np.int64)
         self.chain = np.full(size, -1, np.int64)
-        number, real = np.zeros((3, size), np.uint32), np.zeros(size, np.float32)
         self.launches = _Launches(
-            number[0], np.zeros(size, np.int64), number[1], number[2], real, np.ones(size, np.bool_)
+            np.zeros(size, np.uint32),
+            np.zeros(size, np.int64),
+            np.zeros(size, np.int32),
+            np.zeros(size, np.int32),
+            np.zeros(size, np.float32),
+            np.ones(size, np.bool_),
         )
+
+    def bucket_of(self, correlation: Array) -> Array:
+        """Return the bucket of each id (as an index)."""
+        bucket = correlation >> _BLOCK_BITS
+        bucket *= _SPREAD
+        bucket >>= self.shift
+        bucket += correlation
+        bucket &= np.uint32(2 * self.size - 1)
+        return bucket.astype(np.intp)
 
     def live(self) -> Array:
         """Return the places of the launches held, oldest first."""
@@ -89,44 +103,79 @@ class _Ring:
 
     def put(self, new: _Launches) -> int:
         """Add launches (at most `size`), and return how many were overwritten before a record came."""
-        numbers = np.arange(self.next, self.next + len(new.enter))
-        at = numbers & (self.size - 1)
-        evicted = int(np.count_nonzero(~self.launches.used[at]))
-        bucket = (new.correlation * _SPREAD) >> self.shift
-        earlier = self.heads[bucket]
-        self.heads[bucket] = numbers
-        if (self.heads[bucket] != numbers).any():  # several in one bucket: chain them in their order
-            order = np.argsort(bucket, kind="stable")
-            same = bucket[order[1:]] == bucket[order[:-1]]
-            earlier[order[1:][same]] = numbers[order[:-1][same]]
-            last = order[np.append(~same, True)]
-            self.heads[bucket[last]] = numbers[last]
-        self.chain[at] = earlier
-        for column, values in zip(self.launches, new, strict=True):
-            column[at] = values
-        self.next += len(numbers)
+        count = len(new.enter)
+        numbers = np.arange(self.next, self.next + count)
+        bucket = self.bucket_of(new.correlation)
+        earlier = self.heads.take(bucket)
+        self.heads[bucket] = numbers  # of several in one bucket the last
+        self._chain_neighbours(bucket, numbers, earlier)
+        evicted = 0
+        for at, part in self._stretches(count):
+            evicted += int(np.count_nonzero(~self.launches.used[at]))
+            self.chain[at] = earlier[part]
+            for column, values in zip(self.launches, new, strict=True):
+                column[at] = values[part]
+        self.next += count
         self.newest_ns = max(self.newest_ns, int(new.enter.max()))
         return evicted
 
-    def find(self, correlation: Array, latest: Array, earliest: Array) -> Array:
-        """Return for each id the place of its newest launch in [earliest, latest] ns, -1 without one."""
-        best = np.full(len(correlation), -1, np.int64)
-        best_enter = np.full(len(correlation), _LONG_AGO, np.int64)
-        rows = np.arange(len(correlation))
-        number = self.heads[(correlation * _SPREAD) >> self.shift]
-        for _ in range(_MAX_CHAIN):
-            alive = number >= max(self.next - self.size, 0)
-            if not alive.all():
-                rows, number = rows[alive], number[alive]
-            if not len(rows):
+    def _stretches(self, count: int) -> list[tuple[slice, slice]]:
+        """Return where the next launches go: places in the ring, and which of the launches go there."""
+        low = self.next & (self.size - 1)
+        straight = min(count, self.size - low)
+        stretches = [(slice(low, low + straight), slice(straight))]
+        if straight < count:
+            stretches.append((slice(count - straight), slice(straight, count)))
+        return stretches
+
+    def _chain_neighbours(self, bucket: Array, numbers: Array, earlier: Array) -> None:
+        """Let each launch that met others of its own call in a bucket follow the one before it there."""
+        winner = self.heads.take(bucket)
+        lost = np.flatnonzero(winner != numbers)
+        if not len(lost):
+            return
+        met = np.union1d(lost, winner[lost] - numbers[0])  # all of these buckets, in their order
+        order = met[np.argsort(bucket[met], kind="stable")]
+        same = bucket[order[1:]] == bucket[order[:-1]]
+        earlier[order[1:][same]] = numbers[order[:-1][same]]
+        last = order[np.append(~same, True)]
+        self.heads[bucket[last]] = numbers[last]
+
+    def find(self, correlation: Array, start: Array, tolerance_ns: int, max_age_ns: int) -> Array:
+        """Return for each id and start (i64, ns) the place of its newest launch, -1 without one.
+
+        A launch may be later than the start by the tolerance, and earlier by the age.
+        """
+        oldest, wrap = max(self.next - self.size, 0), self.size - 1
+        earliest, span = np.int64(tolerance_ns), np.uint64(max_age_ns + tolerance_ns)
+        known, ids, since = self.launches, correlation, start + earliest
+        number = self.heads.take(self.bucket_of(ids))
+        place = number & wrap
+        alive = number >= oldest
+        enter = known.enter.take(place)
+        hit = known.correlation.take(place) == ids
+        hit &= alive
+        hit &= (since - enter).view(np.uint64) <= span  # what is below 0 is a large number
+        best, best_enter = np.where(hit, place, -1), np.empty(0, np.int64)
+        rows: Array | None = None
+        for _ in range(_MAX_CHAIN - 1):
+            number = self.chain.take(place)
+            alive &= number >= oldest
+            left = np.flatnonzero(alive)
+            if not len(left):
                 break
-            place = number & (self.size - 1)
-            enter = self.launches.enter[place]
-            hit = self.launches.correlation[place] == correlation[rows]
-            hit &= (enter <= latest[rows]) & (enter >= earliest[rows]) & (enter > best_enter[rows])
-            best[rows[hit]] = place[hit]
-            best_enter[rows[hit]] = enter[hit]
-            number = self.chain[place]
+            if rows is None:
+                rows, best_enter = left, np.where(hit, enter, _LONG_AGO)
+            else:
+                rows = rows[left]
+            ids, since, place = ids[left], since[left], number[left] & wrap
+            alive = np.ones(len(left), np.bool_)
+            enter = known.enter.take(place)
+            hit = known.correlation.take(place) == ids
+            hit &= (since - enter).view(np.uint64) <= span
+            hit &= enter > best_enter[rows]
+            better = rows[hit]
+            best[better], best_enter[better] = place[hit], enter[hit]
         return best
 
     def resized(self, size: int) -> _Ring:
@@ -175,8 +224,8 @@ class LaunchTable:
         ValueError for columns of different lengths.
         """
         corr = np.asarray(correlation, np.uint32)
-        enter = np.asarray(enter_ns).astype(np.int64)
-        threads, stacks = np.asarray(thread, np.uint32), np.asarray(stack, np.uint32)
+        enter = _signed(enter_ns)
+        threads, stacks = np.asarray(thread).astype(np.int32), np.asarray(stack).astype(np.int32)
         weights = np.broadcast_to(np.asarray(weight, np.float32), corr.shape)
         if not len(corr) == len(enter) == len(threads) == len(stacks):
             raise ValueError("columns of different lengths")
@@ -191,23 +240,25 @@ class LaunchTable:
     def match(self, process: Hashable, epoch: int, correlation: ArrayLike, start_ns: ArrayLike) -> Matches:
         """Return the launch of each record of a process, given its correlation id and its start in ns."""
         corr = np.asarray(correlation, np.uint32)
-        start = np.asarray(start_ns).astype(np.int64)
         ring = self._rings.get((process, epoch))
         if ring is None or not len(corr):
-            nothing = np.full(len(corr), -1, np.int64)
-            return Matches(nothing, nothing, nothing, np.zeros(len(corr)))
-        place = ring.find(corr, start + self._tolerance_ns, start - self._max_age_ns)
-        none = place < 0
+            nothing = np.full(len(corr), -1, np.int32)
+            return Matches(nothing, nothing, nothing.astype(np.int64), np.zeros(len(corr), np.float32))
+        place = ring.find(corr, _signed(start_ns), self._tolerance_ns, self._max_age_ns)
         known = ring.launches
-        known.used[place[~none]] = True
-        thread, stack, enter = (
-            column[place].astype(np.int64) for column in (known.thread, known.stack, known.enter)
-        )
-        weight = known.weight[place].astype(np.float64)
-        for column in (thread, stack, enter):
-            column[none] = -1
-        weight[none] = 0.0
-        return Matches(thread, stack, enter, weight)
+        none = np.flatnonzero(place < 0)
+        if len(none):
+            known.used[place[place >= 0]] = True
+            place[none] = 0
+        else:
+            known.used[place] = True
+        columns = (known.thread, known.stack, known.enter, known.weight)
+        matches = Matches(*(column.take(place) for column in columns))
+        if len(none):
+            for column in (matches.thread, matches.stack, matches.enter_ns):
+                column[none] = -1
+            matches.weight[none] = 0.0
+        return matches
 
     @property
     def pending(self) -> int:
@@ -254,8 +305,11 @@ class LaunchTable:
                 oldest = min(self._rings, key=lambda item: self._rings[item].newest_ns)
                 self.evicted += self._rings.pop(oldest).pending
             ring = self._rings[key] = _Ring(_FIRST_RING)
-        while min(ring.next, ring.size) + wanted > ring.size and self._make_room(ring.size, ring.size):
-            ring = self._rings[key] = ring.resized(2 * ring.size)
+        size = ring.size
+        while min(ring.next, ring.size) + wanted > size and self._make_room(2 * size - ring.size, size):
+            size *= 2
+        if size > ring.size:
+            ring = self._rings[key] = ring.resized(size)
         return ring
 
     def _make_room(self, more: int, size: int) -> bool:
@@ -267,3 +321,9 @@ class LaunchTable:
             self._rings[key] = largest.resized(largest.size // 2)
             self.evicted += largest.pending - self._rings[key].pending
         return True
+
+
+def _signed(times_ns: ArrayLike) -> Array:
+    """Times as i64, without a copy where they are 64 bits wide already."""
+    times = np.asarray(times_ns)
+    return times.view(np.int64) if times.dtype == np.uint64 else times.astype(np.int64, copy=False)

@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpuprof.snapshots import fold, gpu_tree, idle_query, wait_tree
+from gpuprof.snapshots import fold, gpu_tree, idle_query, wait_slices, wait_tree
 from gpuprof.snapshots.columns import Array
 from gpuprof.snapshots.errors import EXIT_USAGE, GpuprofError
 from gpuprof.snapshots.frames import Query, Tree
+from gpuprof.snapshots.gaps import MAX_NS
 from gpuprof.snapshots.gpu_tree import Devices, Gauge
+from gpuprof.snapshots.table_view import TaggedRows
 
 if TYPE_CHECKING:
     from gpuprof.snapshots.history import History
@@ -50,7 +52,14 @@ def _offcpu(history: History, query: Query) -> Tree:
         raise GpuprofError(f"no off-CPU time was recorded here{why}", hint)
     _refuse("CPU", query.cpus, query)
     _refuse("GPU", query.gpus, query)
-    return wait_tree.wait_tree(query, history.waits_between(query.start_ns, query.end_ns))
+    return wait_tree.wait_tree(query, _waits(history, query.start_ns, query.end_ns))
+
+
+def _waits(history: History, start_ns: int, end_ns: int) -> list[TaggedRows]:
+    """Return the waits that touch a range, with the slices behind it of those that go on beyond its end."""
+    with history.lock:
+        found = history.waits_between(start_ns, end_ns)
+        return found + wait_slices.later(found, end_ns, lambda: history.waits_between(end_ns, MAX_NS))
 
 
 def _gpu(history: History, query: Query) -> Tree:
@@ -82,7 +91,7 @@ def _idle(history: History, query: Query) -> Tree:
         first_ns = max(idle_query.look_back(start_ns, min(end_ns, span[1])), span[0])
         recorded = idle_query.Recorded(
             samples=history.samples_between(start_ns, end_ns),
-            waits=history.waits_between(start_ns, end_ns),
+            waits=_waits(history, start_ns, end_ns),
             work=history.gpu_work_between(first_ns, end_ns),
             observed=gauges_between(history, "gpu_observed", first_ns, end_ns),
             facts=list(history.gpus.gpus) if history.gpus else [],

@@ -1,12 +1,7 @@
-"""The answers as plain text and as JSON: what was recorded, what was lost, and the tree of a range.
-
-`json_report` is a public interface. Counts are always there, 0 when nothing was lost; other fields that do
-not apply are left out.
-"""
+"""The answers as plain text: what was recorded, what was lost, and the tree of a range."""
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -16,13 +11,15 @@ from dataclasses import replace
 from typing import Any
 
 from gpuprof.snapshots import tree as trees
-from gpuprof.snapshots.frames import FrameKind, Query, SourceStatus, Tree
+from gpuprof.snapshots.frames import FrameKind, Query, Tree
 from gpuprof.snapshots.gpu_tree import SUMMARY_SEPARATOR
 from gpuprof.snapshots.history import History
 from gpuprof.snapshots.moved_text import moved_text
 from gpuprof.snapshots.names import clean, fit, width
 from gpuprof.snapshots.report_charts import gpu_charts, gpu_lines
+from gpuprof.snapshots.report_json import json_report, json_text
 from gpuprof.snapshots.report_rates import rate_lines, rates_between
+from gpuprof.snapshots.report_sources import sources_between
 from gpuprof.snapshots.simplify import Simplified, without_internals
 from gpuprof.snapshots.timerange import duration_text, parse_range, wall_text
 
@@ -42,89 +39,6 @@ _BELOW = {"cpu": "calls", "gpu": "launches", "idle": "was doing meanwhile", "off
 _BAR = " ▏▎▍▌▋▊▉█"
 
 
-# ------------------------------------------------------------------------------------------------------- JSON
-
-
-def json_report(history: History, query: Query, rates: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the report as a nested dictionary. Use json_text to write it: a deep tree is too deep for
-    json.dumps. `rates`: names of kernels, functions and NVTX ranges whose work rates are wanted.
-
-    GpuprofError for a tree that was not recorded, or a name that did not occur.
-    """
-    tree = history.query(query)
-    found = rates_between(history, rates, query.start_ns, query.end_ns)
-    nodes: list[dict[str, Any]] = []
-    for row in trees.rows(tree):
-        node: dict[str, Any] = {"name": row.name, "kind": row.kind.label}
-        if row.file:
-            node["full_name" if row.is_kernel else "file"] = row.file
-        if row.line:
-            node["line"] = row.line
-        if row.binary:
-            node["binary"] = row.binary
-        node["self"] = _number(row.self_weight)
-        node["total"] = _number(row.total_weight)
-        if row.bytes:
-            node["bytes"] = round(row.bytes)
-        if row.estimated:
-            node["estimated"] = True
-            if row.error is not None and tree.unit == "ns":
-                node["error_ns"] = _number(row.error)
-        node["children"] = []
-        if row.index:
-            nodes[int(tree.parent[row.index])]["children"].append(node)
-        nodes.append(node)
-    return {
-        "host": history.hello.host,
-        "range_ns": [query.start_ns, query.end_ns],
-        "tree": tree.tree,
-        "unit": tree.unit,
-        "total": _number(float(tree.total_weight[0])),
-        "root": nodes[0],
-        "sources": [_source(source) for source in history.status.sources] if history.status else [],
-        "summary": tree.summary,
-        **({"rates": found} if rates else {}),
-    }
-
-
-def json_text(report: dict[str, Any]) -> str:
-    """Return a report as JSON text, however deep its tree is."""
-    parts: list[str] = []
-    todo: list[Any] = [report]  # dictionaries still to be written, and text to be copied
-    while todo:
-        item = todo.pop()
-        if isinstance(item, str):
-            parts.append(item)
-            continue
-        after: list[Any] = ["}"]
-        for number, (key, value) in reversed(list(enumerate(item.items()))):
-            comma = ", " if number else "{"
-            name = f"{comma}{json.dumps(key)}: "
-            if key == "children":
-                children = [part for child in value for part in (", ", child)][1:]
-                after += ["]", *reversed(children), f"{name}["]
-            elif key == "root":
-                after += [value, name]
-            else:
-                after.append(name + json.dumps(value, ensure_ascii=False, allow_nan=False))
-        todo += after
-    return "".join(parts)
-
-
-def _number(weight: float) -> int | float:
-    rounded = round(weight, 3)  # sums of shares of whole ns, less what floats add
-    return int(rounded) if rounded == int(rounded) else rounded
-
-
-def _source(source: SourceStatus) -> dict[str, Any]:
-    found: dict[str, Any] = {"name": source.name, "state": source.state}
-    if source.reason:
-        found["reason"] = source.reason
-    for count in ("lost", "invalid", "early", "unmatched", "truncated"):
-        found[count] = getattr(source, count)
-    return found
-
-
 # ------------------------------------------------------------------------------------------------------- text
 
 
@@ -135,21 +49,24 @@ def text_report(
     columns: int | None = None,
     internals: bool = False,
     rates: Sequence[str] = (),
+    min_fraction: float | None = None,
 ) -> str:
     """Return the report as text of at most `columns` cells a line (None: the terminal's, or 100 without one).
 
-    Rows below half a percent are summed; rows of the Python interpreter itself are left out, unless
-    `internals` asks for them. `rates`: as of json_report. GpuprofError for a tree that was not recorded, or a
-    name that did not occur.
+    Rows below `min_fraction` of the whole (None: half a percent) are summed; internal rows
+    (internal_rows.py) are left out, unless `internals` asks for them. `rates`: as of json_report.
+    GpuprofError for a tree that was not recorded, or a name that did not occur.
     """
     columns = max(columns or _terminal_columns(), 40)
-    tree = history.query(replace(query, min_fraction=max(query.min_fraction, TEXT_MIN_FRACTION)))
+    least = max(query.min_fraction, TEXT_MIN_FRACTION) if min_fraction is None else min_fraction
+    tree = history.query(replace(query, min_fraction=least))
     simplified = Simplified(tree, 0) if internals else without_internals(tree)
     tree = simplified.tree
     lines = [*_header(history, query, tree)]
     if simplified.hidden:
         lines.append(
-            f"hidden    {simplified.hidden:,} rows of the Python interpreter (--internals shows them)"
+            f"hidden    {simplified.hidden:,} internal rows: interpreter, libc's start, kernel entry "
+            "(--internals)"
         )
     lines += rate_lines(rates_between(history, rates, query.start_ns, query.end_ns))
     lines += gpu_lines(history, query.start_ns, query.end_ns)
@@ -178,14 +95,16 @@ def _header(history: History, query: Query, tree: Tree) -> Iterator[str]:
     yield f"{clean(hello.host)}: Linux {clean(hello.kernel)}, {hello.cpu_count} CPUs, gpuprof {version}"
     whole = f"{wall_text(history, first, date=True)} to {wall_text(history, last)}"
     yield f"recorded  {whole} ({(last - first) / 1e9:.1f} s)"
+    if history.growing:
+        yield f"recording {history.growing}"
     start, end = max(query.start_ns, first), min(query.end_ns, last)
     if (start, end) != (first, last):
         times = f"{wall_text(history, start)} to {wall_text(history, end)} ({(end - start) / 1e9:.3f} s)"
         yield f"range     {times}, {(start - first) / 1e9:.3f}..{(end - first) / 1e9:.3f} s"
     if history.damage:
         yield f"damaged   {history.damage}"
-    for source in history.status.sources if history.status else []:
-        yield f"source    {_source_line(source)}"
+    for source in sources_between(history, query.start_ns, query.end_ns):
+        yield f"source    {source.line()}"
     filters: list[tuple[str, list[Any]]] = [
         ("pid", query.pids),
         ("thread", query.tids),
@@ -206,18 +125,6 @@ def _header(history: History, query: Query, tree: Tree) -> Iterator[str]:
                 f"{duration_text(tree.truncated)} is below stacks that do not reach the root of their thread"
             )
         yield f"truncated {what} ({share:.1f} %)"
-
-
-def _source_line(source: SourceStatus) -> str:
-    counts = [f"{count} {name}" for name, count in _counts(source) if count or name == "lost"]
-    reason = f": {source.reason}" if source.reason else ""
-    hint = f" ({source.hint})" if source.hint and source.state != "ok" else ""
-    return f"{clean(source.name)} {clean(source.state)}{reason}{hint}; {', '.join(counts)}"
-
-
-def _counts(source: SourceStatus) -> list[tuple[str, int]]:
-    names = ("samples", "lost", "invalid", "early", "unmatched", "truncated")
-    return [(name, getattr(source, name)) for name in names]
 
 
 def _tree_lines(tree: Tree, columns: int) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from gpuprof.snapshots.columns import Array, RowLog
+from gpuprof.snapshots.columns import Array, RowLog, constant, is_constant
 from gpuprof.snapshots.frames import NO_THREAD, WaitKind
 from gpuprof.snapshots.gaps import MAX_NS
 from gpuprof.snapshots.table_view import TablesView, TaggedRows
@@ -31,11 +31,19 @@ MAX_WEIGHT = 1e9  # of one row: sums of weighted durations stay far from where a
 _MAX_WAIT_KIND = max(int(kind) for kind in WaitKind)
 
 
-def columns_of(schema: dict[str, str], values: Sequence[Any]) -> dict[str, Array]:
-    """Return values as the columns of a schema, in its order. ValueError for columns of different lengths."""
-    columns: dict[str, Array] = {
-        name: np.asarray(column, dtype) for (name, dtype), column in zip(schema.items(), values, strict=True)
-    }
+def columns_of(schema: dict[str, str], values: Sequence[Any], rows: int | None = None) -> dict[str, Array]:
+    """Return values as the columns of a schema, in its order. ValueError for columns of different lengths.
+
+    `rows`: with it a value may be one for all rows.
+    """
+    columns: dict[str, Array] = {}
+    for (name, dtype), value in zip(schema.items(), values, strict=True):
+        if rows is not None and np.ndim(value) == 0:
+            columns[name] = constant(value, dtype, rows)
+        elif isinstance(value, np.ndarray) and is_constant(value) and len(value):
+            columns[name] = constant(value[0], dtype, len(value))
+        else:
+            columns[name] = np.asarray(value, dtype)
     lengths = {len(column) for column in columns.values()}
     if len(lengths) > 1:
         raise ValueError("columns of different lengths")
@@ -45,9 +53,13 @@ def columns_of(schema: dict[str, str], values: Sequence[Any]) -> dict[str, Array
 def weights(weight: ArrayLike, rows: int) -> Array:
     """Return the weights of some rows (one for all, or one each) as f4. ValueError for what is no weight."""
     found = np.asarray(weight, "<f4")
-    if not ((found >= 0) & (found <= MAX_WEIGHT)).all():  # also False for NaN
+    if found.size and not (found.min() >= 0 and found.max() <= MAX_WEIGHT):  # both are NaN where one is
         raise ValueError("a row has a weight that is negative, too large, or no number")
-    return np.broadcast_to(found, (rows,))
+    return found if found.ndim else constant(found, "<f4", rows)
+
+
+def _largest(column: Array) -> int:
+    return int(column[0]) if is_constant(column) else int(column.max())
 
 
 def check_samples(columns: dict[str, Array], tables: Tables) -> None:
@@ -65,7 +77,7 @@ def check_gpu_work(columns: dict[str, Array], tables: Tables) -> None:
         ("stack", tables.node_count),
         ("nvtx", tables.node_count),
     ):
-        if columns[name].max() >= count:
+        if _largest(columns[name]) >= count:
             raise ValueError(f"GPU work refers to a {name} that is not defined")
 
 

@@ -15,7 +15,8 @@ from gpuprof.snapshots.frames import NO_THREAD, WaitKind
 from gpuprof.snapshots.gaps import Spans
 from gpuprof.snapshots.people import People
 from gpuprof.snapshots.table_view import TablesView, TaggedRows
-from gpuprof.snapshots.wait_tree import WaitPart, node_names, wait_nodes, wait_parts
+from gpuprof.snapshots.wait_slices import wait_nodes
+from gpuprof.snapshots.wait_tree import WaitPart, node_names, wait_parts
 
 NOBODY = -1
 _SAME_WAIT_NS = 1_000_000  # a wait that begins so soon after the last goes on with it

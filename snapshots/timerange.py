@@ -32,10 +32,12 @@ def parse_range(text: str, history: History) -> tuple[int, int]:
     first, last = history.span
     begin, dots, end = text.strip().partition("..")
     if not dots:
-        raise _usage(f"“{clean(text, 60)}” is not a range")
+        raise _usage(f"“{clean(text, 60)}” is not a range" if text.strip() else "the range is empty text")
     start_ns = _instant(begin.strip(), history) if begin.strip() else first
     end_ns = _instant(end.strip(), history) if end.strip() else last
-    if end_ns <= start_ns:
+    if end_ns == start_ns:
+        raise _usage(f"the range {clean(text, 60)} is empty: it ends where it starts")
+    if end_ns < start_ns:
         raise _usage(f"the range {clean(text, 60)} ends before it starts")
     if end_ns <= first or start_ns >= last:
         held = f"0..{(last - first) / 1e9:.1f}, or {wall_text(history, first)}..{wall_text(history, last)}"
@@ -52,6 +54,8 @@ def _instant(text: str, history: History) -> int:
     except ValueError:
         seconds = math.nan
     if math.isfinite(seconds):
+        if seconds < 0:
+            raise _usage(f"{clean(text, 60)} s lies before the start of the file, which is 0")
         return first + round(min(max(seconds, -1e9), 1e9) * 1e9)
     match = _TIME_OF_DAY.fullmatch(text)
     if match:
@@ -119,3 +123,10 @@ def wall_text(history: History, mono_ns: int, *, date: bool = False) -> str:
     wall_ns = history.wall_ns(mono_ns)
     moment = _local(wall_ns)
     return moment.strftime("%Y-%m-%d %H:%M:%S" if date else "%H:%M:%S") + f".{wall_ns // 10**6 % 1000:03d}"
+
+
+def wall_iso(history: History, mono_ns: int) -> str:
+    """Return a monotonic instant in ISO 8601, to the microsecond, with the offset of this machine's zone."""
+    wall_ns = history.wall_ns(mono_ns)
+    moment = _local(wall_ns).replace(microsecond=wall_ns // 1000 % 10**6)
+    return moment.isoformat(timespec="microseconds")

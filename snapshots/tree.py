@@ -102,10 +102,13 @@ class _Rows:
     bytes: Array | None
 
 
-def _cut(nodes: Nodes, min_fraction: float, max_nodes: int) -> tuple[_Rows, list[Label]]:
-    """Return the rows that stay with the "other (n)" rows, and the labels."""
+def rows_kept(nodes: Nodes, min_fraction: float, max_nodes: int) -> tuple[Array, float]:
+    """Return a mask of the rows that are large enough to stay, and the least total of such a row.
+
+    `min_fraction` of the root, or more where there would be more than `max_nodes` rows.
+    """
     total = nodes.total_weight
-    limit = total[0] * min(max(min_fraction, 0.0), 1.0)
+    limit = float(total[0]) * min(max(min_fraction, 0.0), 1.0)
     max_nodes = max(max_nodes, 2)
     keep = total >= limit
     keep[0] = True
@@ -114,9 +117,17 @@ def _cut(nodes: Nodes, min_fraction: float, max_nodes: int) -> tuple[_Rows, list
         # of rows
         ranked = np.sort(total[keep])[::-1]
         aim = max(1, int(len(ranked) * max_nodes / rows) - 1)
-        limit = ranked[min(aim, len(ranked) - 1)]
-        keep = total > limit
+        largest_gone = ranked[min(aim, len(ranked) - 1)]
+        keep = total > largest_gone
         keep[0] = True
+        limit = float(np.nextafter(largest_gone, np.inf))
+    return keep, limit
+
+
+def _cut(nodes: Nodes, min_fraction: float, max_nodes: int) -> tuple[_Rows, list[Label]]:
+    """Return the rows that stay with the "other (n)" rows, and the labels."""
+    total = nodes.total_weight
+    keep, _ = rows_kept(nodes, min_fraction, max_nodes)
     gone_top = np.flatnonzero(~keep & keep[nodes.parent])  # the highest of what goes
     at = nodes.parent[gone_top]
     counts = np.bincount(at, minlength=len(total))

@@ -16,12 +16,13 @@ import numpy as np
 from gpuprof.snapshots import fold, gaps
 from gpuprof.snapshots.columns import Array, Rows
 from gpuprof.snapshots.estimates import sampled_noise
-from gpuprof.snapshots.frames import FrameKind, Query, Tree, WaitKind
+from gpuprof.snapshots.frames import Query, Tree, WaitKind
 from gpuprof.snapshots.gpu_tree import SUMMARY_SEPARATOR
 from gpuprof.snapshots.names import clean
 from gpuprof.snapshots.people import People
 from gpuprof.snapshots.table_view import TablesView, TaggedRows
 from gpuprof.snapshots.timerange import duration_text
+from gpuprof.snapshots.wait_slices import PersonRows, wait_nodes, with_wakers
 
 _MAX_NAMED = 3  # processes, and waits of each, that a summary names
 _LEAST_SHARE = 0.05  # of a wait that is named
@@ -50,13 +51,16 @@ def wait_parts(
     waits: Sequence[TaggedRows], start_ns: int, end_ns: int, people: People, query: Query | None = None
 ) -> list[WaitPart]:
     """Return waits that touch [start_ns, end_ns) generation by generation, those of a query's pids and tids
-    where one is given.
+    where one is given. Slices behind the range (wait_slices.later) may be among them, for their wakers.
     """
-    parts: list[WaitPart] = []
+    rows = []
     for view, blocks in fold.by_tables(waits):
         columns = _columns(view, blocks, query)
-        inside = gaps.lengths(columns["start_ns"], columns["end_ns"], start_ns, end_ns)
-        parts.append(WaitPart(view, columns, people.of(view, columns["thread"]), inside))
+        rows.append(PersonRows(view, columns, people.of(view, columns["thread"])))
+    parts = []
+    for told in with_wakers(rows):
+        inside = gaps.lengths(told.columns["start_ns"], told.columns["end_ns"], start_ns, end_ns)
+        parts.append(WaitPart(told.view, told.columns, told.person, inside))
     _take_out_calls(parts, start_ns, end_ns, len(people))
     return parts
 
@@ -96,7 +100,7 @@ def _take_out_calls(parts: Sequence[WaitPart], start_ns: int, end_ns: int, peopl
 
 
 def wait_tree(query: Query, waits: Sequence[TaggedRows]) -> Tree:
-    """Return the answer to a query of off-CPU time. `waits`: rows that touch the range."""
+    """Return the answer to a query of off-CPU time. `waits`: as of wait_parts."""
     people = People()
     parts = wait_parts(waits, query.start_ns, query.end_ns, people, query)
     tree = fold.tree_of(query, map(_weighed, parts), name="offcpu", unit="ns")
@@ -112,30 +116,6 @@ def _weighed(part: WaitPart) -> fold.Weighed:
 
 
 # ------------------------------------------------------------------------------------------------ wait frames
-
-
-@dataclass(frozen=True, slots=True)
-class WaitNodes:
-    """Of some stacks the node of the frame that names the wait, and of the one that names the waker; 0 where
-    there is none.
-    """
-
-    wait: Array
-    woken: Array
-
-
-def wait_nodes(view: TablesView, stacks: Array) -> WaitNodes:
-    """Return the nodes of the WAIT frames of stacks: the outermost one, and the next below it."""
-    waits = view.kind[view.frame_function[view.frame]] == FrameKind.WAIT if len(view.frame_line) else None
-    wait, woken = np.zeros((2, len(stacks)), np.int64)
-    node = stacks.astype(np.int64)
-    rows = np.flatnonzero(node)
-    while waits is not None and len(rows):
-        at = rows[waits[node[rows]]]
-        woken[at], wait[at] = wait[at], node[at]
-        node[rows] = view.parent[node[rows]]
-        rows = rows[node[rows] > 0]
-    return WaitNodes(wait, woken)
 
 
 def node_names(view: TablesView, nodes: Array) -> list[str]:

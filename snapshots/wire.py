@@ -25,8 +25,7 @@ def pack(frame: Frame) -> bytes:
 class Decoder:
     """Turns the bytes of a stream, in pieces of any size, into frames. Not thread-safe.
 
-    `expect_magic`: the stream starts with MAGIC; `skip_preamble`: other bytes may come before it, kept in
-    `preamble`;
+    The stream starts with MAGIC. `skip_preamble`: other bytes may come before it, kept in `preamble`;
     `max_frame_bytes`: a longer frame is an error (a server that reads requests wants far less than the
     default).
     """
@@ -34,20 +33,19 @@ class Decoder:
     def __init__(
         self,
         *,
-        expect_magic: bool = True,
         skip_preamble: bool = False,
         max_frame_bytes: int = MAX_FRAME_BYTES,
     ) -> None:
         self.preamble = b""
         self._buffer = bytearray()
-        self._started = not expect_magic
+        self._started = False
         self._skip = skip_preamble
         self._max = max_frame_bytes
         self._failed: FrameError | None = None
 
     @property
     def started(self) -> bool:
-        """Tell whether the magic was seen (or none was expected)."""
+        """Tell whether the magic was seen."""
         return self._started
 
     @property

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar
 
-from gpuprof.snapshots.frames import ALL_FRAMES, F32, F64, U8, U32, U64, Frame
+from gpuprof.snapshots.frame_types import F32, F64, U8, U32, U64, Frame
 
 MAX_RATES = 16  # in one question
 MAX_NAME = 1024  # characters of what is asked for
@@ -106,6 +106,3 @@ class Rates(Frame):
     recorded_ns: U64
     count: F64
     error: F64
-
-
-EVERY_FRAME: tuple[type[Frame], ...] = (*ALL_FRAMES, Ranges, RateQuery, Rates)

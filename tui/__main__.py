@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING  # noqa: E402
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy would start a thread per core, for nothing
 
 from gpuprof.snapshots.errors import EXIT_UNAVAILABLE, EXIT_USAGE, GpuprofError  # noqa: E402
+from gpuprof.snapshots.process_name import set_process_name  # noqa: E402
+from gpuprof.tui import plain  # noqa: E402
 
 if TYPE_CHECKING:
     from gpuprof.tui.control_client import ControlClient
@@ -54,6 +56,8 @@ def build_parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> int:
     """Run the screen; the exit code. Raises GpuprofError for what keeps it from starting."""
     options = build_parser().parse_args(arguments)
+    set_process_name("gpuprof-tui")
+    plain_text = plain.prepare(os.environ)
     from gpuprof.tui import terminal
 
     terminal.check_terminal()
@@ -67,7 +71,10 @@ def main(arguments: list[str] | None = None) -> int:
         drop_capabilities()
     control = open_control(options.control_fd)
     app = GpuprofApp(
-        _transport(options, control), control=control, save_through_parent=options.save_through_parent
+        _transport(options, control),
+        control=control,
+        save_through_parent=options.save_through_parent,
+        plain_text=plain_text,
     )
     rescue = Terminal()
     gc.freeze()

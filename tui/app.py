@@ -23,6 +23,7 @@ from gpuprof.snapshots.names import clean
 from gpuprof.tui.attaching import Attaching
 from gpuprof.tui.control_client import ControlClient, SamplerEvent
 from gpuprof.tui.palette import choose
+from gpuprof.tui.plain import PlainText
 from gpuprof.tui.recordings import bundled_recording, open_file
 from gpuprof.tui.saving import Saved, create_here, save_frames, snapshot_name
 from gpuprof.tui.screens.main import MainScreen
@@ -30,10 +31,12 @@ from gpuprof.tui.session import Session
 from gpuprof.tui.terminal import SafeDriver
 from gpuprof.tui.transports import Transport
 from gpuprof.tui.widgets.prompt import Prompt
-from gpuprof.tui.widgets.styled import band
+from gpuprof.tui.widgets.styled import band, wrap
 
 TICK_S = 0.25
 SOON_S = 0.02
+SCROLL_BAR = 3  # which toasts get where there are many
+TOAST_COLUMNS, TOAST_EDGES = 72, 3  # as in gpuprof.tcss: border and padding
 
 
 class GpuprofApp(App[None]):
@@ -59,10 +62,12 @@ class GpuprofApp(App[None]):
         *,
         control: ControlClient | None = None,
         save_through_parent: bool = False,
+        plain_text: PlainText | None = None,
         driver_class: type[Driver] | None = None,
     ) -> None:
         """`control`: the parent, where there is one; `save_through_parent`: files are created by it, not
-        here."""
+        here; `plain_text`: what is left out of all that is written to the terminal."""
+        self.plain_text = plain_text
         super().__init__(driver_class=driver_class or SafeDriver)
         self.sessions = [Session(transport, self.look_soon)]
         self._control = control
@@ -202,7 +207,10 @@ class GpuprofApp(App[None]):
         severity: Literal["information", "warning", "error"] = "information",
     ) -> None:
         """A toast: what happened and what to do next."""
-        text = clean(message, 500) + (f"\n{clean(hint, 500)}" if hint else "")
+        # Wrapped here, since Textual gives a toast the height of its text at another width than its own.
+        width = min(TOAST_COLUMNS, self.size.width - SCROLL_BAR) - TOAST_EDGES
+        parts = [clean(message, 1000), *(clean(line, 1000) for line in hint.splitlines())]
+        text = "\n".join(row for part in parts for row in wrap(part, max(width, 10)))
         self.notify(text, severity=severity, timeout=5 if severity == "information" else 12, markup=False)
 
     # ---------------------------------------- actions
@@ -273,11 +281,13 @@ class GpuprofApp(App[None]):
         start_ns, end_ns = session.feed.pinned or session.file_span or self._history_span()
         what = "the pinned range" if session.feed.pinned else "the whole history"
         self.tell(f"Saving {what}…")
+        discard = None
         if self._save_through_parent and self._control is not None:
             fd, path = await self._control.save_descriptor()
+            discard = self._control.discard_saved
         else:
             fd, path = create_here(snapshot_name(clean(model.hello.host, 64), time.time()))
-        return await save_frames(session.link.fetch(start_ns, end_ns), fd, path)
+        return await save_frames(session.link.fetch(start_ns, end_ns), fd, path, discard)
 
     def _history_span(self) -> tuple[int, int]:
         model = self.session.model

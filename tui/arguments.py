@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import re
 from collections.abc import Sequence
 
 _DESCRIPTION = """\
@@ -30,9 +31,11 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     does."""
     parser, argv = _parser(), list(argv)
     at = argv.index("--") if "--" in argv else len(argv)
-    if not {"record", "run"}.intersection(argv[:at]):
-        return parser.parse_args(argv)
-    options = parser.parse_args(argv[:at])
+    takes_command = bool({"record", "run"}.intersection(argv[:at]))
+    options = parser.parse_args(_with_ranges(argv[:at]) + ([] if takes_command else argv[at:]))
+    _refuse_what_is_of_no_use(parser, options)
+    if not takes_command:
+        return options
     options.cmd = argv[at + 1 :]
     if options.command == "run" and at == len(argv):
         parser.error("the command to run comes after --: gpuprof-tui run -- python train.py")
@@ -51,6 +54,43 @@ def duration(text: str) -> float:
     if not 0 < value <= 7 * 24 * 3600:  # false for nan, too
         raise argparse.ArgumentTypeError(f"{text!r} is no duration; write 60s, 5m or 2h")
     return value
+
+
+def _with_ranges(argv: Sequence[str]) -> list[str]:
+    """Join --range and a value such as -1..2, which argparse would take for an option."""
+    joined: list[str] = []
+    for word in argv:
+        if joined and joined[-1] == "--range" and re.match(r"-[\d.]", word):
+            joined[-1] = f"--range={word}"
+        else:
+            joined.append(word)
+    return joined
+
+
+def _refuse_what_is_of_no_use(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """End with a usage error where an option would be ignored in silence."""
+    command = options.command
+    if command is not None and options.host is not None:
+        parser.error(
+            f"--host shows the screen of another node; for {command}: ssh NODE gpuprof-tui {command} …"
+        )
+    if command in {"open", "demo", "report", "run"}:
+        given = {
+            "--hz": options.hz,
+            "--socket": options.socket,
+            "--no-service": not options.service,
+            "--gpu-overhead": options.gpu_overhead,
+            "--offcpu-pid": options.offcpu_pid,
+            "--offcpu-all": options.offcpu_all,
+            "--offcpu-threshold": options.offcpu_threshold,
+        }
+        for name, value in given.items():
+            if value:
+                parser.error(f"{name} is for a sampler, and {command} starts none")
+    if command == "report" and options.tree != "gpu":
+        for name, value in (("--by-range", options.by_range), ("--scale", options.scale)):
+            if value:
+                parser.error(f"{name} is for the tree of GPU time: add --tree gpu")
 
 
 class _Version(argparse.Action):
@@ -100,6 +140,12 @@ def _parser() -> argparse.ArgumentParser:
     _command(commands, "demo", "look at a bundled recording of a training run on a real GPU")
 
     report = _command(commands, "report", "print the tree of a snapshot as text, or as JSON")
+    report.description = (
+        "Prints the tree of a snapshot. Processes of one name that are too small to be seen are one row, "
+        "such as python3 (302 processes), where together they are not. A file that is damaged, or still "
+        "being recorded, is read as far as it goes: that is said on standard error, in the report and as "
+        '"damage" or "recording" in --json, and the exit status is 0.'
+    )
     report.add_argument("file", metavar="FILE")
     report.add_argument(
         "--range",
@@ -110,7 +156,7 @@ def _parser() -> argparse.ArgumentParser:
         "--tree", choices=("cpu", "gpu", "idle", "offcpu"), default="cpu", help="default: cpu"
     )
     report.add_argument(
-        "--pid", type=int, action="append", default=[], help="only this process (may be repeated)"
+        "--pid", type=_pid, action="append", default=[], help="only this process (may be repeated)"
     )
     report.add_argument(
         "--rate",
@@ -118,6 +164,12 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         metavar="NAME",
         help="how often a second this kernel, NVTX range, or launch under this function was done",
+    )
+    report.add_argument(
+        "--min-percent",
+        type=_percent,
+        metavar="X",
+        help="rows below this part of the whole are summed in other (n) (text: 0.5, --json: 0)",
     )
     report.add_argument("--by-thread", action="store_true", help="a row for each thread")
     report.add_argument(
@@ -131,7 +183,8 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument(
         "--internals",
         action="store_true",
-        help="keep the frames of the Python interpreter itself (--json always does)",
+        help="keep frames of the Python interpreter, of libc's start and of kernel entry "
+        "(--json always does)",
     )
     report.add_argument("--json", action="store_true", help="as JSON, for programs")
 
@@ -184,6 +237,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--hz", type=_hz, metavar="HZ", default=hidden, help="CPU stack samples per second and core (99)")
     _gpu_overhead(sampler)
+    _offcpu(sampler)
 
     doctor = _command(commands, "doctor", "what works here, what does not, and the line that fixes it")
     doctor.add_argument("--socket", metavar="PATH", default=hidden, help=hidden)
@@ -257,9 +311,12 @@ def _offcpu(parser: argparse.ArgumentParser) -> None:
 
 
 def _milliseconds(text: str) -> str:
-    value = float(text.removesuffix("ms"))
-    if not 0 <= value <= 4000:
-        raise argparse.ArgumentTypeError("between 0 and 4000 ms")
+    try:
+        value = float(text.removesuffix("ms"))
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= 4000:  # false for nan, too
+        raise argparse.ArgumentTypeError(f"{text!r} is not between 0 and 4000 ms")
     return text
 
 
@@ -268,6 +325,16 @@ def _share(text: str) -> str:
 
     parse_budget(text)
     return text
+
+
+def _percent(text: str) -> float:
+    try:
+        value = float(text.strip().removesuffix("%"))
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= 100:  # false for nan, too
+        raise argparse.ArgumentTypeError(f"{text!r} is not between 0 and 100 percent")
+    return value
 
 
 def _pid(text: str) -> int:
@@ -283,5 +350,5 @@ def _hz(text: str) -> int:
     except ValueError:
         value = 0
     if not 1 <= value <= 999:
-        raise argparse.ArgumentTypeError("between 1 and 999")
+        raise argparse.ArgumentTypeError(f"{text!r} is not between 1 and 999")
     return value

@@ -40,8 +40,8 @@ _REFUSED = 3
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """A process that has loaded the library. `stopped_us`: for how long the thread `tid` was stopped;
-    `from_memory`: the process could not see the library's file, and got a copy."""
+    """A process that has loaded the library. `stopped_us`: for how long the thread `tid` was stopped (0, 0:
+    it was only looked at); `from_memory`: the process could not see the library's file, and got a copy."""
 
     pid: int
     tid: int
@@ -67,9 +67,11 @@ class AttachError(GpuprofError):
 class Attachment:
     """The helper at work on one process."""
 
-    def __init__(self, pid: int) -> None:
-        """Start it. GpuprofError where the library or the helper was not built."""
-        argv = [str(find_helper()), *HELPER_OPTIONS, str(pid), str(find_library()), FUNCTION]
+    def __init__(self, pid: int, *, check: bool = False) -> None:
+        """Start it. `check`: only look whether something speaks against it, and touch nothing. GpuprofError
+        where the library or the helper was not built."""
+        options = (*HELPER_OPTIONS, "--check") if check else HELPER_OPTIONS
+        argv = [str(find_helper()), *options, str(pid), str(find_library()), FUNCTION]
         self.pid = pid
         self.fd, writer = os.pipe()
         try:
@@ -145,6 +147,8 @@ def parse_answer(pid: int, answer: str) -> Attached:
     words = answer.rstrip("\n").split("\t")
     if words[0] == "loaded" and len(words) == 4 and words[1].isdigit() and words[2].isdigit():
         return Attached(pid, int(words[1]), int(words[2]), words[3] == "memory")
+    if words == ["possible"]:
+        return Attached(pid, 0, 0, False)
     if words[0] == "refused" and len(words) == 4:
         hint = words[3]
         if hint == "sudo":

@@ -23,10 +23,11 @@ _MAX_PID = 1 << 22
 
 
 class AttachRequests:
-    """Answers {"op": "attach"} of the screen (control.py)."""
+    """Answers {"op": "attach"} and {"op": "check"} of the screen (control.py)."""
 
     def __init__(self) -> None:
         self._attachment: Attachment | None = None
+        self._request = "attach"
         self._count = 0
 
     @property
@@ -39,8 +40,8 @@ class AttachRequests:
         """When `look` has something to do in any case (monotonic seconds)."""
         return self._attachment.deadline if self._attachment is not None else None
 
-    def begin(self, screen: socket.socket, pid: str) -> None:
-        """Start to attach to a process, or refuse."""
+    def begin(self, screen: socket.socket, pid: str, request: str = "attach") -> None:
+        """Start to attach to a process, or to see whether that can be done ("check"); or refuse."""
         try:
             if self._attachment is not None:
                 raise GpuprofError(
@@ -55,9 +56,9 @@ class AttachRequests:
                 )
             from gpuprof.tui.attach import Attachment
 
-            self._attachment = Attachment(int(pid))
+            self._attachment, self._request = Attachment(int(pid), check=request == "check"), request
         except (GpuprofError, OSError) as error:
-            _refuse(screen, error)
+            _refuse(screen, request, error)
 
     def look(self, screen: socket.socket) -> None:
         """Tell the screen how it went, once that is known."""
@@ -67,9 +68,15 @@ class AttachRequests:
             attached = self._attachment.poll()
             if attached is None:
                 return
-            control.send(screen, "attached", message=str(attached))
+            if self._request == "check":
+                control.send(screen, "attachable", message="")
+            else:
+                control.send(screen, "attached", message=str(attached))
         except (GpuprofError, OSError) as error:
-            _refuse(screen, error)
+            if self._request == "check" and getattr(error, "code", "") == "loaded":
+                control.send(screen, "attachable", message="loaded")
+            else:
+                _refuse(screen, self._request, error)
         self.close()
 
     def close(self) -> None:
@@ -79,7 +86,7 @@ class AttachRequests:
             self._attachment = None
 
 
-def _refuse(screen: socket.socket, error: GpuprofError | OSError) -> None:
+def _refuse(screen: socket.socket, request: str, error: GpuprofError | OSError) -> None:
     if not isinstance(error, GpuprofError):
         error = GpuprofError(f"the program that attaches could not be started: {error.strerror or error}")
-    control.send(screen, "refused", request="attach", message=error.message, hint=error.hint)
+    control.send(screen, "refused", request=request, message=error.message, hint=error.hint)

@@ -151,3 +151,16 @@ def end(pid: int, seconds: float) -> int:
             os.kill(pid, signal.SIGKILL)
         code = wait_until(pid, time.monotonic() + 1.0)
     return 137 if code is None else code
+
+
+def wake_on_signals() -> int:
+    """A descriptor from which the numbers of signals can be read, a byte each: of children that ended, and of
+    those that ask this process to end, which do nothing else from now on.
+    """
+    wake_r, wake_w = os.pipe()
+    os.set_blocking(wake_r, False)
+    os.set_blocking(wake_w, False)
+    for signum in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, lambda _signum, _frame: None)
+    signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
+    return wake_r

@@ -151,21 +151,29 @@ def _report(options: argparse.Namespace) -> int:
     from gpuprof.snapshots.file import read_snapshot
     from gpuprof.snapshots.frames import Query
     from gpuprof.snapshots.report import json_report, json_text, parse_range, text_report
+    from gpuprof.snapshots.report_json import MAX_JSON_NODES
 
     opened = read_snapshot(options.file)
     if opened.damage:
         _complain(f"{options.file}: {opened.damage}")
+    if opened.growing:
+        _complain(f"{options.file}: {opened.growing}")
     history = opened.history
-    start_ns, end_ns = parse_range(options.range, history) if options.range else history.span
+    start_ns, end_ns = history.span if options.range is None else parse_range(options.range, history)
+    least = options.min_percent / 100 if options.min_percent is not None else None
     query = Query(
         0, options.tree, start_ns, end_ns,
         pids=options.pid, by_thread=options.by_thread, scaled=options.scale,
         by_range=options.by_range,
+        min_fraction=least or 0.0, max_nodes=MAX_JSON_NODES,
     )  # fmt: skip
     if options.json:
         print(json_text(json_report(history, query, options.rate)))
     else:
-        print(text_report(history, query, internals=options.internals, rates=options.rate))
+        text = text_report(
+            history, query, internals=options.internals, rates=options.rate, min_fraction=least
+        )
+        print(text)
     return 0
 
 
@@ -293,6 +301,9 @@ def _need_terminal() -> None:
             "without one: gpuprof-tui record -o FILE, then gpuprof-tui report FILE",
             EXIT_USAGE,
         )
+    from gpuprof.tui import plain
+
+    plain.note_glyphs(os.environ)  # here, where the environment is still that of the person
 
 
 def _need_file(path: str) -> None:

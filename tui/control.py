@@ -2,10 +2,13 @@
 with at most one descriptor.
 
 Screen to parent:  {"op": "save"}        a file to write a snapshot to
+                   {"op": "discard"}     the file of the last save was not written whole: remove it
                    {"op": "reconnect"}   a new connection to a sampler
-                   {"op": "attach", "pid": DIGITS}   have a process load the library that records GPU work
+                   {"op": "check", "pid": DIGITS}    could a process load the library that records GPU work?
+                   {"op": "attach", "pid": DIGITS}   have it do so
 Parent to screen:  {"op": "saved", "path": PATH} + descriptor
                    {"op": "connection"} + descriptor
+                   {"op": "attachable", "message": "" | "loaded"}   it could; it has loaded it already
                    {"op": "attached", "message": TEXT}
                    {"op": "sampler", "state": "running" | "restarting" | "failed", "message": TEXT}
                    {"op": "refused", "request": OP, "message": TEXT, "hint": TEXT}

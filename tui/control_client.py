@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from gpuprof.snapshots.errors import EXIT_UNAVAILABLE, GpuprofError
 from gpuprof.tui import control
 
-_ANSWERS = {"save": "saved", "reconnect": "connection", "attach": "attached"}
+_ANSWERS = {"save": "saved", "reconnect": "connection", "check": "attachable", "attach": "attached"}
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,20 @@ class ControlClient:
         """A new, empty file opened for writing, and its path. GpuprofError when it cannot be created."""
         packet = await self._ask("save", answer="saved")
         return packet.fd, packet.fields.get("path", "")
+
+    async def attachable(self, pid: int) -> bool:
+        """Whether a process could be attached to; False: it has the library already. Nothing is done to it.
+
+        GpuprofError with the reason and the next step, when it could not.
+        """
+        packet = await self._ask("check", answer="attachable", with_fd=False, pid=str(pid))
+        packet.close()
+        return packet.fields.get("message", "") != "loaded"
+
+    def discard_saved(self) -> None:
+        """Have the parent remove the file of the last `save_descriptor`, which could not be written."""
+        if not self._gone:
+            control.send(self._sock, "discard")
 
     async def attach(self, pid: int) -> str:
         """Have a process load the library that records its GPU work; what the parent says of it.

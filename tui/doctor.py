@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from glob import glob
 from typing import TYPE_CHECKING, NamedTuple
 
-from gpuprof.tui import children, privileges
+from gpuprof.tui import children, plain, privileges
 from gpuprof.tui.sampler_process import SamplerOptions, SamplerProcess, connect_service, own_command
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _SETTLE_SECONDS = 20.0
 _PROBE_SECONDS = 20.0
 _FEATURES = "kernel features"
 _KERNEL_FIX = "use a newer kernel, or one that the distribution has built with this"
-_TITLES = {"nvml": "GPU readings", "cpu": "CPU stacks", "processes": "processes"}
+_TITLES = {"nvml": "GPU readings", "cpu": "CPU stacks", "gpu": "GPU time", "offcpu": "off-CPU time"}
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,8 @@ class Finding:
 
 
 def run(options: SamplerOptions) -> int:
-    """Print all findings; 0 when nothing is missing, else 1."""
+    """Print all findings; 0 when nothing is missing, else 1. Hardware that is not there, and what nobody has
+    asked for, is not missing."""
     missing = False
     for finding in (*look_up(options.socket_path), *try_kernel(), *ask_sampler(options)):
         missing |= finding.state == "missing"
@@ -147,6 +148,8 @@ def ask_sampler(options: SamplerOptions) -> Iterator[Finding]:
             yield Finding("ok", title, status.reason or "they come")
         elif status.state in ("degraded", "starting"):
             yield Finding("note", title, f"{status.state}: {status.reason}", status.hint)
+        elif status.state == "off" and status.name != "cpu":
+            yield Finding("note", title, status.reason, status.hint)
         else:
             yield Finding("missing", title, status.reason, status.hint)
 
@@ -258,16 +261,14 @@ def _terminal() -> Finding:
         return Finding("note", "terminal", "none here; record and report need none")
     if term in ("", "dumb"):
         return Finding("missing", "terminal", f"TERM is {term!r}", "export TERM=xterm-256color")
-    if (
-        "utf"
-        not in (
-            os.environ.get("LC_ALL") or os.environ.get("LC_CTYPE") or os.environ.get("LANG") or ""
-        ).lower()
-    ):
-        return Finding("note", "terminal", f"{term}, but the locale is not UTF-8", "export LANG=C.UTF-8")
+    if plain.is_ascii_only(plain.first_environ()):
+        fix = "export LANG=C.UTF-8       (where the terminal shows UTF-8)"
+        return Finding("note", "terminal", f"{term}, drawn in ASCII: the locale is not UTF-8", fix)
     colours = (
         "true colour" if os.environ.get("COLORTERM") in ("truecolor", "24bit") else "256 colours or fewer"
     )
+    if plain.is_colourless(os.environ):
+        colours = "no colours (NO_COLOR, or TERM)"
     return Finding("ok", "terminal", f"{term}, {colours}")
 
 

@@ -179,11 +179,6 @@ def choose(*, dark: bool = True, color_system: str | None = "truecolor") -> Pale
     return DARK if dark else LIGHT
 
 
-def metric_color(index: int, palette: Palette = DARK) -> str:
-    """Colour of the index-th line of a chart; repeats after the last one."""
-    return palette.lines[index % len(palette.lines)]
-
-
 # Binaries that are in nearly every tree keep one colour, so that an eye learns them.
 _KNOWN_BINARIES = (
     ("libcuda.so", 2),

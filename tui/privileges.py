@@ -186,9 +186,9 @@ def effective_capabilities(field: str = "CapEff", status_path: str = "/proc/self
     return frozenset()
 
 
-def die_with_parent(parent: int, signum: signal.Signals = signal.SIGTERM) -> None:
-    """Have the kernel send `signum` to this process when `parent`, which started it, ends in whatever way."""
-    _prctl(_PR_SET_PDEATHSIG, int(signum))
+def die_with_parent(parent: int) -> None:
+    """Have the kernel send SIGTERM to this process when `parent`, which started it, ends in whatever way."""
+    _prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
     if os.getppid() != parent:  # it ended before the call
         os._exit(1)
 

@@ -30,6 +30,10 @@ def choice_of(tree: str, rows: FlameRows | None, node: int | None) -> Choice:
         raise GpuprofError("This row is no kernel, function or range.", _HINT)
     name, file = (rows.tree.strings[int(column[node])] for column in (rows.tree.name, rows.tree.file))
     if kind is WorkKind.KERNELS:
-        number = re.search(r"\((\d+)", name) if rows.tree.kind[node] == FrameKind.PROCESS else None
-        return Choice(kind, "", pid=int(number[1]) if number else None)
+        if rows.tree.kind[node] != FrameKind.PROCESS:
+            return Choice(kind, "")
+        number = re.search(r"\((\d+)(?:, \d+ in its container)?\)$", name)
+        if number is None:
+            raise GpuprofError("This row stands for several processes, whose work is not told apart.", _HINT)
+        return Choice(kind, "", pid=int(number[1]))
     return Choice(kind, name, file if kind is WorkKind.LAUNCH else "")

@@ -12,7 +12,6 @@ import select
 import shlex
 import signal
 import socket
-import stat
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -20,7 +19,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from gpuprof.snapshots.errors import EXIT_UNAVAILABLE, FileError, GpuprofError
+from gpuprof.snapshots.errors import EXIT_NO_PERMISSION, EXIT_UNAVAILABLE, GpuprofError
+from gpuprof.snapshots.new_file import create
 from gpuprof.tui import children, privileges
 from gpuprof.tui import run as workload
 from gpuprof.tui.sampler_process import SamplerOptions, SamplerProcess, connect_service, own_command
@@ -31,9 +31,12 @@ if TYPE_CHECKING:
 
 _PIECE = 256 << 10
 _READY_SECONDS = 15.0  # the longest wait for CPU stacks before the command is started
-_LAST_FRAMES_SECONDS = 0.35  # after the end: what the sampler still holds of the last instants
+_LAST_FRAMES_SECONDS = 2.0  # after the end, the longest wait for what the sampler still holds
+_WATCH_SECONDS = 6.0  # the longest wait for a service to watch what the command will do
+_WATCH, _SETTLE = 1, 2  # numbers of requests
 _LAST_GPU_WORK_SECONDS = 1.6  # the same of GPU work, whose readings come about a second late
 _COMMAND_END_SECONDS = 10.0
+_NEVER_NS = 1 << 63
 
 
 @dataclass(frozen=True)
@@ -81,13 +84,14 @@ def _import_all() -> None:
 
     import numpy.ma  # numpy.unique imports it at its first call
 
-    from gpuprof.snapshots import file, wire
+    from gpuprof.snapshots import file, row_cut, wire
 
     with suppress(GpuprofError):  # said when the command is started
         workload.find_library()
     assert shutil
     assert numpy.ma
     assert file
+    assert row_cut
     assert wire
 
 
@@ -121,11 +125,16 @@ class _Recording:
         self._fd = -1
         self._begun = False
         self._first_ns = 0
+        self._end_ns: int | None = None
+        self._answered: set[int] = set()
         self._last_ns = 0
         self._cpu: SourceStatus | None = None
         self._records_gpu_work = False
         self._waits_start = False
         self._sudo_line: str | None = None
+        self._privileged = True
+        self._reads_gpus = False
+        self._said: set[str] = set()
         self._command: int | None = None
         self._command_code: int | None = None
         self._wake_r = -1
@@ -134,26 +143,25 @@ class _Recording:
 
     def run(self) -> int:
         """Record until the end; see the module's `run`."""
-        self._wake_r = _catch_signals()
-        self._fd = _create(self._options.path, overwrite=self._options.overwrite)
+        self._wake_r = children.wake_on_signals()
+        self._fd = create(self._options.path, overwrite=self._options.overwrite, instead="--force")
         self._subscribe()
-        if self._sampler is not None:
-            _say("getting ready: the BPF programs are compiled and loaded (a few seconds)")
         self._copy(time.monotonic() + _READY_SECONDS, self._is_ready)
+        if self._sampler is None and self._options.command:
+            self._watch_command()
         self._begun = True
-        self._first_ns = time.monotonic_ns()
+        self._first_ns, begin = time.monotonic_ns(), time.monotonic()
         if not self._is_over():
             self._announce()
             self._start_command()
             limit = self._options.seconds
-            self._copy(None if limit is None else time.monotonic() + limit, self._is_over)
-        last = _LAST_GPU_WORK_SECONDS if self._records_gpu_work else _LAST_FRAMES_SECONDS
-        self._copy(time.monotonic() + last, lambda: self._interrupts > 1)
+            self._copy(None if limit is None else begin + limit, self._is_over)
+        self._take_the_rest()
         self._finish()
         code = self._end_command()
         if self._trouble is not None:
             raise self._trouble
-        return code
+        return code or self._nothing_code()
 
     # -------------------------------------------------------------------------------------------- the stream
 
@@ -173,6 +181,35 @@ class _Recording:
         except OSError:
             pass  # it is gone; reading says so
         self._connection.setblocking(False)
+
+    def _watch_command(self) -> None:
+        """Have the service follow the waits of what will be started: those of its first instants, too."""
+        from gpuprof.snapshots.frames import Watch
+
+        self._ask(Watch(_WATCH, itself=False))
+        self._copy(time.monotonic() + _WATCH_SECONDS, lambda: _WATCH in self._answered or self._is_over())
+
+    def _take_the_rest(self) -> None:
+        """What happened up to now and is not here yet. Whoever asks once more to end does not want it."""
+        from gpuprof.snapshots.frames import Settle
+
+        self._end_ns = time.monotonic_ns()
+        begun, interrupts = time.monotonic(), self._interrupts
+        self._ask(Settle(_SETTLE))
+
+        def is_all() -> bool:
+            late = self._records_gpu_work and time.monotonic() < begun + _LAST_GPU_WORK_SECONDS
+            return self._interrupts > interrupts or (_SETTLE in self._answered and not late)
+
+        if self._records_gpu_work:
+            self._copy(begun + _LAST_GPU_WORK_SECONDS, is_all)
+        self._copy(begun + _LAST_FRAMES_SECONDS, is_all)
+
+    def _ask(self, request: Frame) -> None:
+        from gpuprof.snapshots.wire import pack
+
+        with suppress(OSError):  # it is gone; reading says so
+            self._connection.sendall(pack(request))
 
     def _copy(self, until: float | None, done: Callable[[], bool]) -> None:
         """Copy frames from the stream into the file until `done`, a time, or trouble."""
@@ -199,7 +236,8 @@ class _Recording:
                     self._trouble = error
 
     def _receive(self) -> None:
-        from gpuprof.snapshots.frames import GpuWork, Readings, Samples, Waits
+        from gpuprof.snapshots.frames import Done, Failure
+        from gpuprof.snapshots.row_cut import cut
 
         try:
             data = self._connection.recv(_PIECE)
@@ -218,26 +256,36 @@ class _Recording:
             self._look_at(frame)
         if self._writer is not None:
             # Until the sources are ready only definitions and facts are kept: the recording begins then.
-            rows = (Readings, Samples, GpuWork, Waits)
-            self._writer.write([f for f in frames if self._begun or not isinstance(f, rows)])
+            edges = (self._first_ns, self._end_ns) if self._begun else (_NEVER_NS, None)
+            inside = [cut(frame, *edges) for frame in frames if not isinstance(frame, Done | Failure)]
+            self._writer.write([frame for frame in inside if frame is not None])
 
     def _look_at(self, frame: Frame) -> None:
         from gpuprof.snapshots.file import SnapshotWriter
-        from gpuprof.snapshots.frames import Failure, Hello, Status
+        from gpuprof.snapshots.frames import Done, Failure, Hello, Status
 
         if isinstance(frame, Hello) and self._writer is None:
             self._sudo_line = frame.sudo_line
-            self._writer = SnapshotWriter(self._fd, frame)
-            self._writer.name = self._options.path
+            self._privileged = frame.privileged
+            self._writer = SnapshotWriter(self._fd, frame, name=self._options.path)
         elif isinstance(frame, Status):
             self._cpu = next((source for source in frame.sources if source.name == "cpu"), self._cpu)
             states = {source.name: source.state for source in frame.sources}
             self._waits_start = states.get("offcpu") == "starting"
+            self._reads_gpus = states.get("nvml") in ("ok", "degraded")
+            if self._sampler is not None and "starting" in (states.get("cpu"), states.get("offcpu")):
+                self._say_once("getting ready: the BPF programs are compiled and loaded (a few seconds)")
             if states.get("gpu") in ("ok", "degraded") or (
                 self._options.command and states.get("nvml") in ("ok", "degraded")
             ):
                 self._records_gpu_work = True
             self._last_ns = max(self._last_ns, frame.time_ns)
+        elif isinstance(frame, Done):
+            self._answered.add(frame.id)
+        elif isinstance(frame, Failure) and frame.id:
+            self._answered.add(frame.id)
+            if frame.id == _WATCH:
+                _say(f"waits of the command are not recorded: {frame.message}")
         elif isinstance(frame, Failure):
             raise GpuprofError(frame.message, frame.hint, EXIT_UNAVAILABLE)
 
@@ -306,9 +354,36 @@ class _Recording:
         if self._trouble is not None and not any(self._writer.rows_written):
             with suppress(OSError):
                 os.unlink(self._options.path)  # nothing in it could be read
+            self._trouble.hint = "nothing was recorded, and no file is left"
             return
-        seconds = max(0, self._last_ns - self._first_ns) / 1e9
+        seconds = self._writer.span_ns / 1e9  # as a report says it
         _say(f"wrote {self._options.path}: {seconds:.1f} s, {samples:,} CPU samples, {size / 1e6:.2f} MB")
+
+    def _nothing_code(self) -> int:
+        """0, or what a script can tell by that nothing of what a recording is for was recorded."""
+        writer, cpu = self._writer, self._cpu
+        if writer is None or self._reads_gpus or (cpu is not None and cpu.state in ("ok", "degraded")):
+            return 0
+        if writer.rows_written[0] or writer.gpu_rows_written or writer.wait_rows_written:
+            return 0
+        _say(
+            "neither CPU stacks nor anything of a GPU could be recorded: "
+            "only the host's own readings are there"
+        )
+        self._say_why()
+        return EXIT_UNAVAILABLE if self._privileged else EXIT_NO_PERMISSION
+
+    def _say_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            _say(text)
+
+    def _say_why(self) -> None:
+        """Say why there are no CPU stacks, and what to do about it."""
+        if self._cpu is not None:
+            lacking = self._cpu.state in ("failed", "off")
+            _say(f"{'No CPU stacks' if lacking else 'CPU stacks'}: {self._cpu.reason or self._cpu.state}")
+            _say(f"  {self._cpu.hint if self._sudo_line is None else shlex.join(_sudo_line())}")
 
     def _announce(self) -> None:
         ends = [
@@ -318,39 +393,12 @@ class _Recording:
         ]
         _say(f"recording to {self._options.path}; ends {' or '.join(ends)}")
         if self._cpu is not None and self._cpu.state != "ok":
-            lacking = self._cpu.state in ("failed", "off")
-            _say(f"{'No CPU stacks' if lacking else 'CPU stacks'}: {self._cpu.reason or self._cpu.state}")
-            _say(f"  {self._cpu.hint if self._sudo_line is None else shlex.join(_sudo_line())}")
+            self._say_why()
 
 
 def _sudo_line() -> list[str]:
     """This very command, with sudo and the absolute path that sudo's secure_path needs."""
     return ["sudo", own_command(), *sys.argv[1:]]
-
-
-def _create(path: str, *, overwrite: bool) -> int:
-    """A new file that only its owner can read, since command lines are in it; never through a symlink."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with suppress(OSError, ValueError):  # creating it below says what is wrong
-        if overwrite and stat.S_ISREG(os.lstat(path).st_mode):
-            os.unlink(path)
-    try:
-        return os.open(path, flags, 0o600)
-    except FileExistsError as error:
-        raise FileError(f"{path} is there already", "choose another name, or give --force") from error
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "that is no file name"
-        raise FileError(f"{path} cannot be created: {reason}") from error
-
-
-def _catch_signals() -> int:
-    wake_r, wake_w = os.pipe()
-    os.set_blocking(wake_r, False)
-    os.set_blocking(wake_w, False)
-    for signum in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(signum, lambda _signum, _frame: None)
-    signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
-    return wake_r
 
 
 def _say(text: str) -> None:

@@ -23,7 +23,7 @@ def _read(path: str, transport: HistoryTransport) -> History:
     from gpuprof.snapshots.file import read_snapshot
 
     opened = read_snapshot(path)
-    transport.damage = opened.damage
+    transport.damage = "; ".join(filter(None, (opened.growing, opened.damage))) or None
     return opened.history
 
 

@@ -29,11 +29,13 @@ LIBRARY = "libgpuprof_inject.so"
 def run(command: Sequence[str]) -> NoReturn:
     """Become the command, with the library in its environment; under sudo as the caller. GpuprofError."""
     from gpuprof.tui import privileges
+    from gpuprof.tui.watching import watch_self
 
     path = find_program(command[0])
     environ = environment(os.environ)
     if note := nvtx_note(environ):
         print(f"gpuprof-tui: {clean(note, 400)}", file=sys.stderr)
+    watch_self()  # it stays this process: the service goes by its pid
     caller = privileges.sudo_caller(os.environ) if os.geteuid() == 0 else None
     if caller is not None:
         privileges.become(caller, no_new_privs=False)

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from gpuprof.snapshots.errors import FileError, GpuprofError
@@ -46,14 +47,26 @@ def create_here(name: str) -> tuple[int, str]:
     raise FileExistsError(f"{name} and 99 more exist")
 
 
-async def save_frames(frames: AsyncIterator[Frame], fd: int, path: str) -> Saved:
+def remove(fd: int, path: str) -> None:
+    """Remove the file of a descriptor, if it is still what `path` names."""
+    with contextlib.suppress(OSError, ValueError):
+        mine, there = os.fstat(fd), os.lstat(path)
+        if (mine.st_dev, mine.st_ino) == (there.st_dev, there.st_ino):
+            os.unlink(path)
+
+
+async def save_frames(
+    frames: AsyncIterator[Frame], fd: int, path: str, discard: Callable[[], None] | None = None
+) -> Saved:
     """Write `frames`, a hello first, to `fd`, which is closed here; compression runs in a worker thread.
 
-    Raises GpuprofError; a part that was written stays readable.
+    Raises GpuprofError. Of what was not saved whole nothing is left behind: it can be saved once more. The
+    file is removed by `discard` (None: here), while `fd` is still open.
     """
     from gpuprof.snapshots.file import SnapshotWriter
 
     samples = readings = gpu_work = 0
+    complete = False
     writer: SnapshotWriter | None = None
     batch: list[Frame] = []
     try:
@@ -61,7 +74,7 @@ async def save_frames(frames: AsyncIterator[Frame], fd: int, path: str) -> Saved
             if writer is None:
                 if not isinstance(frame, Hello):
                     raise GpuprofError("The sampler sent no hello.")
-                writer = await asyncio.to_thread(SnapshotWriter, fd, frame)
+                writer = await asyncio.to_thread(SnapshotWriter, fd, frame, name=path)
                 continue
             batch.append(frame)
             if isinstance(frame, Samples):
@@ -77,13 +90,18 @@ async def save_frames(frames: AsyncIterator[Frame], fd: int, path: str) -> Saved
             raise GpuprofError("The sampler sent nothing.")
         await asyncio.to_thread(writer.write, batch)
         await asyncio.to_thread(writer.close)
-        writer = None
-        return Saved(path, os.fstat(fd).st_size, samples, readings, gpu_work)
+        saved = Saved(path, os.fstat(fd).st_size, samples, readings, gpu_work)
+        complete = True
+        return saved
+    except FileError as error:
+        message = error.message.replace("cannot write all of ", "cannot write ")
+        raise FileError(
+            message, "Nothing is left of it: make room, or start gpuprof-tui in another folder."
+        ) from error
     except OSError as error:
         raise FileError(f"Cannot write {path}: {error.strerror or error}.") from error
     finally:
-        if writer is not None:
-            with contextlib.suppress(OSError, GpuprofError):
-                writer.close()
+        if not complete:
+            (discard or functools.partial(remove, fd, path))()
         with contextlib.suppress(OSError):
             os.close(fd)

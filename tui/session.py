@@ -29,7 +29,7 @@ class Session:
         self.rates = RateFeed(self.model.store)
         self.link = Link(transport, self.model, self._on_answer, self._on_state)
         self.tree: Tree | None = None  # as it is shown
-        self.internals = False  # whether rows of the Python interpreter itself are shown
+        self.internals = False  # whether internal rows are shown
         self.hidden_rows = 0  # how many are not
         self.has_gpu_time = False  # there was an answer with some
         self.has_waits = False  # the same of off-CPU time
@@ -75,7 +75,7 @@ class Session:
             self._show(None)
 
     def show_internals(self, shown: bool) -> None:
-        """Show or hide the rows of the interpreter in the tree that there is."""
+        """Show or hide the internal rows of the tree that there is."""
         self.internals = shown
         self._show(self._answer)
 

@@ -61,6 +61,7 @@ class _Supervisor:
     given_up: str = ""
     ending: float | None = None  # when the screen will be killed
     saves: int = 0
+    saved: tuple[str, int, int] | None = None  # name, device and inode of the last file
     attaching: AttachRequests = field(default_factory=AttachRequests)
     _signals: list[int] = field(default_factory=list)
 
@@ -71,7 +72,7 @@ class _Supervisor:
         self.as_nobody = self.is_root and self.caller is None
         self.folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         terminal = Terminal()
-        wake_r = self._catch_signals()
+        wake_r = children.wake_on_signals()
         connection = connect_service(self.options.socket_path) if self.options.use_service else None
         theirs: socket.socket | None = None
         if connection is None:
@@ -203,15 +204,6 @@ class _Supervisor:
         times = [t for t in wanted if t is not None]
         return max(0, round((min(times) - time.monotonic()) * 1000) + 1) if times else None
 
-    def _catch_signals(self) -> int:
-        wake_r, wake_w = os.pipe()
-        os.set_blocking(wake_r, False)
-        os.set_blocking(wake_w, False)
-        for signum in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-            signal.signal(signum, lambda _signum, _frame: None)
-        signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
-        return wake_r
-
     def _pass_signals_on(self) -> None:
         wanted, self._signals = {*self._signals}, []
         if self.ending is None and wanted & {signal.SIGTERM, signal.SIGHUP, signal.SIGINT}:
@@ -248,10 +240,12 @@ class _Supervisor:
             packet.close()
             if packet.op == "save":
                 self._save()
+            elif packet.op == "discard":
+                self._discard()
             elif packet.op == "reconnect":
                 self._reconnect()
-            elif packet.op == "attach":
-                self.attaching.begin(self.control, packet.fields.get("pid", ""))
+            elif packet.op in ("attach", "check"):
+                self.attaching.begin(self.control, packet.fields.get("pid", ""), packet.op)
         return True
 
     def _reconnect(self) -> None:
@@ -296,9 +290,22 @@ class _Supervisor:
                 "save", f"{name} cannot be created: {error.strerror}", "start gpuprof-tui in another folder"
             )
             return
+        found = os.fstat(fd)
+        self.saved = name, found.st_dev, found.st_ino
         path = os.path.join(os.readlink(f"/proc/self/fd/{self.folder}"), name)
         control.send(self.control, "saved", fd, path=path)
         os.close(fd)
+
+    def _discard(self) -> None:
+        """Remove the last file that was made for the screen, if that is still what its name stands for."""
+        if self.saved is None:
+            return
+        name, *wanted = self.saved
+        self.saved = None
+        with suppress(OSError):
+            found = os.stat(name, dir_fd=self.folder, follow_symlinks=False)
+            if [found.st_dev, found.st_ino] == wanted:
+                os.unlink(name, dir_fd=self.folder)
 
     def _refuse(self, request: str, message: str, hint: str) -> None:
         control.send(self.control, "refused", request=request, message=message, hint=hint)

@@ -35,6 +35,8 @@ from gpuprof.tui.rescue import Terminal
 if TYPE_CHECKING:
     from textual.app import App
 
+    from gpuprof.tui.plain import PlainText
+
 PROBE = "\x1b[6n"
 PROBE_AFTER_BYTES = 512  # redraws smaller than this, such as a moved cursor line, are not waited for
 LOST_ANSWER_S = 5.0  # an answer that has not come by then is taken for lost
@@ -154,6 +156,7 @@ class SafeDriver(LinuxDriver):
         self._file = self.output  # type: ignore[assignment]
         self.pacer = Pacer()
         self._probing = True
+        self._plain: PlainText | None = getattr(app, "plain_text", None)
 
     @property
     def ready(self) -> bool:
@@ -161,6 +164,8 @@ class SafeDriver(LinuxDriver):
         return self.output.queued < PROBE_AFTER_BYTES and self.pacer.ready(time.monotonic())
 
     def write(self, data: str) -> None:
+        if self._plain is not None:
+            data = self._plain(data)
         self.output.queued += len(data)
         self.pacer.wrote(len(data))
         super().write(data)

@@ -60,11 +60,6 @@ class TimeScale:
         """Left edge of a column; the inverse of `column`."""
         return (self.first + column) * self.cell_ns
 
-    def snap(self, column_a: int, column_b: int) -> tuple[int, int]:
-        """The range [start, end) of all columns from one to the other, whichever is left, both included."""
-        left, right = sorted((self.clamp(column_a), self.clamp(column_b)))
-        return self.time(left), self.time(right + 1)
-
     def columns_of(self, start_ns: int, end_ns: int) -> tuple[int, int]:
         """Columns [a, b) that a range touches, cut to what is in sight; a == b when none is."""
         left = min(max(self.column(start_ns), 0), self.columns)

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from gpuprof.tui.control_client import ControlClient
 
 READ_BYTES = 256 << 10
-CONNECT_TIMEOUT_S = 30.0
 STDERR_LINES = 20
 SSH_FAILED = 255  # ssh(1): an error of its own, not of the remote command
 _CONTROLS = bytes([*range(32), 127])

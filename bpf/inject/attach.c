@@ -4,17 +4,21 @@
 #include "names.h"
 #include "nvtx.h"
 #include "session.h"
+#include "shared.h"
 
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define FLUSH_PERIOD_MS 100u /* CUPTI hands over what is complete this often */
+#define INSIDE_NS 10000000u /* the longest wait, before a finalize, for calls of CUPTI that other threads make for us */
 #define DEVICE_BUFFERS 16    /* of a context: 51 MB, for 1.6 M kernels under way */
 
 static int cupti_opened;
 static cupti_subscriber subscriber;
 static uint64_t attach_ns;         /* what the present attach took; the library's thread's */
+static uint64_t known_ns;          /* when CUPTI last knew us; the library's thread's */
 static char no_kernels[RING_TEXT]; /* why CUPTI gives no kernel records though it is attached; the library's thread's */
 
 int has_no_kernels(void) { return no_kernels[0] != 0; }
@@ -48,6 +52,10 @@ static int subscribe(char *problem, size_t problem_size)
     if (result == CUPTI_OK)
         return 0;
     other[sizeof other - 1] = 0;
+    if (result == CUPTI_MULTIPLE_SUBSCRIBERS && shared_subscribe(&subscriber, other, problem, problem_size) == 0)
+        return 0;
+    if (result == CUPTI_MULTIPLE_SUBSCRIBERS && problem[0])
+        return -1;
     if (result == CUPTI_MULTIPLE_SUBSCRIBERS)
         snprintf(problem, problem_size, "another profiler uses CUPTI in this process: %s", other[0] ? other : "it gives no name");
     else
@@ -61,22 +69,40 @@ static void set_attributes(void)
 {
     size_t pool = DEVICE_BUFFERS, size = sizeof pool;
     uint8_t zeroed = 1;
-    if (!session.cupti.cuptiActivitySetAttribute)
+    /* Shared, both may be for the other one too: which would then be given buffers of ours, or be believed to clear its own. */
+    if (!session.cupti.cuptiActivitySetAttribute || session.shared)
         return;
     session.cupti.cuptiActivitySetAttribute(ATTR_DEVICE_BUFFER_POOL_LIMIT, &size, &pool);
     size = sizeof zeroed;
     session.cupti.cuptiActivitySetAttribute(ATTR_ZEROED_OUT_ACTIVITY_BUFFER, &size, &zeroed);
 }
 
+static cupti_result enable(uint32_t kind)
+{
+    if (session.shared)
+        return session.cupti.cuptiActivityEnable_v2(session.shared, kind, NULL);
+    return session.cupti.cuptiActivityEnable(kind);
+}
+
+static void say_recording(void)
+{
+    char text[RING_TEXT] = "";
+    if (no_kernels[0])
+        snprintf(text, sizeof text, "%s", no_kernels);
+    else if (session.shared)
+        shared_words(text, sizeof text);
+    ring_say(&session.ring, no_kernels[0] ? RING_REFUSED : RING_RECORDING, text);
+}
+
 void enable_activity(void)
 {
     no_kernels[0] = 0;
-    cupti_result result = session.cupti.cuptiActivityEnable(ACTIVITY_CONCURRENT_KERNEL);
+    cupti_result result = enable(ACTIVITY_CONCURRENT_KERNEL);
     if (result != CUPTI_OK)
         explain(no_kernels, sizeof no_kernels, "CUPTI gives no kernel records", result);
-    session.cupti.cuptiActivityEnable(ACTIVITY_MEMCPY);
-    session.cupti.cuptiActivityEnable(ACTIVITY_MEMSET);
-    ring_say(&session.ring, no_kernels[0] ? RING_REFUSED : RING_RECORDING, no_kernels);
+    enable(ACTIVITY_MEMCPY);
+    enable(ACTIVITY_MEMSET);
+    say_recording();
 }
 
 int attach(char *problem, size_t problem_size)
@@ -90,21 +116,25 @@ int attach(char *problem, size_t problem_size)
         session.cupti.cuptiGetVersion(&header->cupti_version);
         atexit(at_exit); /* exit handlers run newest first: ours must come before those that CUPTI registered while it was loaded */
     }
-    if (subscribe(problem, problem_size) < 0)
+    int goes_on = shared_lives(); /* a buffer of before is still out: CUPTI may go on to fill it, and its ids go on */
+    if (!goes_on && subscribe(problem, problem_size) < 0)
         return -1;
     records_note_devices();
 
+    session.attaches++;
     pthread_mutex_lock(&session.writer);
-    uint32_t epoch = header->epoch = __atomic_add_fetch(&session.epoch, 1, __ATOMIC_RELEASE);
+    uint32_t epoch = header->epoch = __atomic_add_fetch(&session.epoch, !goes_on, __ATOMIC_RELEASE);
     names_forget_sent();
     paths_forget_sent();
     pthread_mutex_unlock(&session.writer);
     nvtx_listen(1); /* goes on in pauses of the budget, so that ranges are counted exactly */
 
     set_attributes();
-    session.cupti.cuptiActivityRegisterCallbacks(records_buffer_requested, records_buffer_completed);
-    if (session.cupti.cuptiActivityFlushPeriod)
-        session.cupti.cuptiActivityFlushPeriod(FLUSH_PERIOD_MS);
+    if (!session.shared) {
+        session.cupti.cuptiActivityRegisterCallbacks(records_buffer_requested, records_buffer_completed);
+        if (session.cupti.cuptiActivityFlushPeriod)
+            session.cupti.cuptiActivityFlushPeriod(FLUSH_PERIOD_MS);
+    }
     records_compare_clocks();
     __atomic_store_n(&session.attached_ns, now_ns(), __ATOMIC_RELAXED);
     __atomic_store_n(&session.pausing, 0, __ATOMIC_RELAXED);
@@ -116,22 +146,80 @@ int attach(char *problem, size_t problem_size)
     uint64_t now = now_ns();
     __atomic_store_n(&header->recording_since_ns, now, __ATOMIC_RELEASE);
     attach_ns = now - began;
-    log_line("attached, epoch %u, %s%s%s", epoch, header->library, no_kernels[0] ? ", " : "", no_kernels);
+    known_ns = now;
+    log_line("attached, epoch %u, %s%s%s", epoch, header->library, header->message[0] ? ", " : "", header->message);
     return 0;
 }
 
-/* The next call of the application finalizes. To be called while recording, by the library's thread: who enables callbacks must not meet a
- * finalize. */
+void follow_events(void) { calls_follow_events(&session.cupti, subscriber); }
+
+/* What an end of recording tells the sampler. */
+static void recording_ended(uint64_t end_ns)
+{
+    struct ring_header *header = session.ring.header;
+    records_add_span(__atomic_load_n(&header->recording_since_ns, __ATOMIC_ACQUIRE), end_ns);
+    __atomic_store_n(&header->recording_since_ns, 0, __ATOMIC_RELEASE);
+}
+
+static void say_detached(uint64_t began)
+{
+    struct ring_header *header = session.ring.header;
+    int pausing = __atomic_load_n(&session.pausing, __ATOMIC_RELAXED);
+    char text[RING_TEXT] = "";
+    if (pausing)
+        __atomic_fetch_add(&header->pauses, 1, __ATOMIC_RELAXED);
+    if (pausing && session.shared)
+        snprintf(text, sizeof text, "paused, to stay within --gpu-overhead; not at native speed meanwhile, since %s uses CUPTI too", shared_with());
+    else if (pausing)
+        snprintf(text, sizeof text, "paused, to stay within --gpu-overhead");
+    __atomic_store_n(&session.cycle_ns, attach_ns + now_ns() - began, __ATOMIC_RELAXED);
+    ring_say(&session.ring, pausing ? RING_PAUSED : RING_WAITING, text);
+}
+
+/* The next call of the application finalizes; where CUPTI is shared it is let go of at once. To be called while recording, by the library's
+ * thread: who enables callbacks must not meet a finalize. */
 void detach_soon(const char *message, int pausing)
 {
-    calls_enable_more(&session.cupti, subscriber, 1);
+    int shared = session.shared != NULL;
+    uint64_t began = now_ns(), end = shared && !shared_lives() ? known_ns : began;
+    if (!shared)
+        calls_enable_more(&session.cupti, subscriber, 1);
     __atomic_store_n(&session.pausing, pausing, __ATOMIC_RELAXED);
     if (!pausing) {
         nvtx_listen(0);
-        nvtx_flush(now_ns(), 1);
+        nvtx_flush(began, 1);
         ring_say(&session.ring, RING_DETACHING, message);
     }
-    set_phase(DETACH_WANTED);
+    set_phase(shared ? FINALIZING : DETACH_WANTED);
+    if (shared) {
+        if (session.shared)
+            shared_stop(subscriber);
+        recording_ended(end);
+        say_detached(began);
+        set_phase(WAITING);
+    }
+}
+
+void lost_cupti(void)
+{
+    char text[RING_TEXT];
+    set_phase(FINALIZING);
+    recording_ended(known_ns);
+    snprintf(text, sizeof text, "%s has let go of CUPTI for the whole process; attaching anew", shared_with());
+    log_line("%s", text);
+    ring_say(&session.ring, RING_REFUSED, text);
+    set_phase(WAITING);
+}
+
+/* Where another user of CUPTI finalizes it, our subscription ends without a word. */
+int still_known(void)
+{
+    int known = !session.shared || shared_lives();
+    if (known) {
+        known_ns = now_ns();
+        records_compare_clocks();
+    }
+    return known;
 }
 
 /* A listener is there again, or the pause is over, before the process made a call: nothing was finalized, go on. A new sampler is told what it
@@ -149,20 +237,19 @@ void resume(void)
         nvtx_listen(1);
     }
     records_compare_clocks();
-    ring_say(&session.ring, no_kernels[0] ? RING_REFUSED : RING_RECORDING, no_kernels);
+    say_recording();
 }
 
 void finalize_here(void)
 {
-    struct ring_header *header = session.ring.header;
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before); /* a handler that calls exit() here would wait for locks that this thread holds */
     uint64_t began = now_ns();
     session.cupti.cuptiActivityFlushAll(1);
     records_compare_clocks();
-    records_add_span(__atomic_load_n(&header->recording_since_ns, __ATOMIC_ACQUIRE), began);
-    __atomic_store_n(&header->recording_since_ns, 0, __ATOMIC_RELEASE);
+    recording_ended(began);
+    cupti_alone(INSIDE_NS);
     cupti_result result = session.cupti.cuptiFinalize();
     log_line("finalized: %d", result);
     if (result != CUPTI_OK) { /* the next best: part of the cost stays, but not our subscription */
@@ -171,11 +258,7 @@ void finalize_here(void)
         session.cupti.cuptiActivityDisable(ACTIVITY_MEMSET);
         session.cupti.cuptiUnsubscribe(subscriber);
     }
-    int pausing = __atomic_load_n(&session.pausing, __ATOMIC_RELAXED);
-    if (pausing)
-        __atomic_fetch_add(&header->pauses, 1, __ATOMIC_RELAXED);
-    __atomic_store_n(&session.cycle_ns, attach_ns + now_ns() - began, __ATOMIC_RELAXED);
-    ring_say(&session.ring, pausing ? RING_PAUSED : RING_WAITING, pausing ? "paused, to stay within --gpu-overhead" : "");
+    say_detached(began);
     set_phase(WAITING);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }

@@ -2,8 +2,10 @@
  * the device are timed (calls.h). */
 #define _GNU_SOURCE
 #include "calls.h"
+#include "events.h"
 #include "nvtx.h"
 #include "session.h"
+#include "shared.h"
 
 #include <string.h>
 #include <unistd.h>
@@ -14,14 +16,18 @@
 #define TIMED_MASK 63u    /* one callback of so many is timed */
 #define SHIFT_BITS 6      /* of the word that CUPTI keeps from enter to exit: the rest of it is the time */
 #define BURST_SHIFT 6
-#define LONG_COPY_NS 50000u /* a copy that may return before it is done has waited when it took so long */
+#define LONG_COPY_NS 50000u /* a copy that may return before it is done has waited when it took so long; so has a call that frees */
+#define NESTED 4u           /* calls of a thread that are within each other, as far as they are told apart */
 
-enum call_class { CALL_NONE, CALL_LAUNCH, CALL_COPY, CALL_WAIT, CALL_OTHER };
+/* CALL_FREE: gives something back, and waits for the device first where that still uses it. CALL_RECORD: of an event. CALL_OTHER: only to detach. */
+enum call_class { CALL_NONE, CALL_LAUNCH, CALL_COPY, CALL_WAIT, CALL_FREE, CALL_RECORD, CALL_OTHER };
 
 static uint8_t class_of[CALL_IDS];
 static uint64_t notes[1u << NOTES_BITS]; /* by correlation id: time of the enter << SHIFT_BITS | mark() */
 static uint16_t note_paths[1u << NOTES_BITS]; /* with them: the NVTX ranges */
-static uint64_t probe_ns, timed_calls, timed_ns, probes, stacks_now; /* all atomic */
+static uint64_t probe_ns, timed_calls, timed_ns, probes, stacks_now, others, other_ns; /* all atomic */
+static int events_awaited;  /* the process waits for events; atomic */
+static int events_followed; /* the library's thread's */
 
 /* The uprobe sits on the first instruction, a 5-byte nop, which the kernel replaces by a call instead of a trap. Arguments: rdi correlation id,
  * rsi CLOCK_MONOTONIC ns at the call's enter, rdx attach epoch, rcx how many launches this one stands for; 0: it is there for the wait only. */
@@ -51,6 +57,7 @@ void calls_enable(const struct cupti_api *cupti, cupti_subscriber subscriber)
     static const uint32_t waits[] = {
         CBID_cuCtxSynchronize, CBID_cuCtxSynchronize_v2, CBID_cuEventSynchronize, CBID_cuStreamSynchronize, CBID_cuStreamSynchronize_ptsz,
     };
+    static const uint32_t frees[] = {CBID_cuMemFree_v2, CBID_cuMemFreeHost, CBID_cuMemHostUnregister};
     for (size_t i = 0; i < sizeof launches / sizeof *launches; i++)
         enable(cupti, subscriber, launches[i], CALL_LAUNCH);
     for (size_t i = 0; i < sizeof copies / sizeof *copies; i++)
@@ -58,16 +65,43 @@ void calls_enable(const struct cupti_api *cupti, cupti_subscriber subscriber)
             enable(cupti, subscriber, id, CALL_COPY);
     for (size_t i = 0; i < sizeof waits / sizeof *waits; i++)
         enable(cupti, subscriber, waits[i], CALL_WAIT);
+    for (size_t i = 0; i < sizeof frees / sizeof *frees; i++)
+        enable(cupti, subscriber, frees[i], CALL_FREE);
+    events_followed = 0;
+    calls_follow_events(cupti, subscriber);
+}
+
+void calls_disable(const struct cupti_api *cupti, cupti_subscriber subscriber)
+{
+    for (uint32_t id = 0; id < CALL_IDS; id++)
+        if (__atomic_load_n(&class_of[id], __ATOMIC_RELAXED) != CALL_NONE)
+            cupti->cuptiEnableCallback(0, subscriber, DOMAIN_DRIVER_API, id);
+}
+
+static const uint32_t event_records[] = {
+    CBID_cuEventRecord, CBID_cuEventRecord_ptsz, CBID_cuEventRecordWithFlags, CBID_cuEventRecordWithFlags_ptsz,
+};
+
+void calls_follow_events(const struct cupti_api *cupti, cupti_subscriber subscriber)
+{
+    if (events_followed || !__atomic_load_n(&events_awaited, __ATOMIC_RELAXED) || !cupti->cuptiGetStreamIdEx)
+        return;
+    events_followed = 1;
+    events_forget();
+    for (size_t i = 0; i < sizeof event_records / sizeof *event_records; i++)
+        enable(cupti, subscriber, event_records[i], CALL_RECORD);
 }
 
 void calls_enable_more(const struct cupti_api *cupti, cupti_subscriber subscriber, uint32_t on)
 {
     static const uint32_t more[] = {
-        CBID_cuCtxGetCurrent, CBID_cuCtxSetCurrent, CBID_cuEventRecord,   CBID_cuEventRecord_ptsz,  CBID_cuEventQuery,
-        CBID_cuStreamQuery,   CBID_cuMemAlloc_v2,   CBID_cuMemFree_v2,    CBID_cuStreamQuery_ptsz,  CBID_cuMemGetInfo_v2,
-        CBID_cuMemAllocAsync, CBID_cuMemFreeAsync,  CBID_cuMemAllocAsync_ptsz, CBID_cuMemFreeAsync_ptsz,
+        CBID_cuCtxGetCurrent, CBID_cuCtxSetCurrent, CBID_cuEventRecord,        CBID_cuEventRecord_ptsz,  CBID_cuEventQuery,
+        CBID_cuStreamQuery,   CBID_cuMemAlloc_v2,   CBID_cuStreamQuery_ptsz,   CBID_cuMemGetInfo_v2,     CBID_cuMemAllocAsync,
+        CBID_cuMemFreeAsync,  CBID_cuMemAllocAsync_ptsz, CBID_cuMemFreeAsync_ptsz,
     };
     for (size_t i = 0; i < sizeof more / sizeof *more; i++) {
+        if (events_followed && (more[i] == CBID_cuEventRecord || more[i] == CBID_cuEventRecord_ptsz))
+            continue; /* is enabled anyway, and stays */
         __atomic_store_n(&class_of[more[i]], (uint8_t)CALL_OTHER, __ATOMIC_RELAXED);
         cupti->cuptiEnableCallback(on, subscriber, DOMAIN_DRIVER_API, more[i]);
     }
@@ -107,6 +141,38 @@ uint64_t calls_noted(uint32_t correlation, uint32_t epoch, uint16_t *left_out, u
     return ours ? word >> SHIFT_BITS : 0;
 }
 
+/* ---- from the enter of a call to its exit ---------------------------------------------------------------------------------- */
+
+/* CUPTI keeps one word for that, which several subscribers may have in common: there it is kept here. A call whose enter was not seen has 0. */
+struct under_way {
+    uint32_t correlation, cbid;
+    uint64_t word;
+};
+static __thread struct under_way under_way[NESTED];
+static __thread uint32_t entered_calls;
+
+static int is_shared(void) { return __atomic_load_n(&session.shared, __ATOMIC_RELAXED) != NULL; }
+
+static void keep(const struct cupti_callback_data *call, uint32_t cbid, uint64_t word)
+{
+    if (is_shared())
+        under_way[entered_calls++ % NESTED] = (struct under_way){call->correlation_id, cbid, word};
+    else
+        *call->correlation_data = word;
+}
+
+static uint64_t kept(const struct cupti_callback_data *call, uint32_t cbid)
+{
+    if (!is_shared())
+        return *call->correlation_data;
+    for (uint32_t i = 1; i <= NESTED; i++) { /* the newest first */
+        const struct under_way *place = &under_way[(entered_calls - i) % NESTED];
+        if (place->correlation == call->correlation_id && place->cbid == cbid)
+            return place->word;
+    }
+    return 0;
+}
+
 /* ---- a call --------------------------------------------------------------------------------------------------------------- */
 
 static void add(uint64_t *total, uint64_t more) { __atomic_fetch_add(total, more, __ATOMIC_RELAXED); }
@@ -121,8 +187,10 @@ static void call_probe(const struct cupti_callback_data *call, uint64_t entered,
 }
 
 /* What is decided here goes by what is known before the launch, so that a weight of 1/p is right whatever the launches then do. */
-static void enter(const struct cupti_callback_data *call, enum call_class class)
+static void enter(const struct cupti_callback_data *call, uint32_t cbid, enum call_class class)
 {
+    if (class == CALL_RECORD || class == CALL_OTHER)
+        return;
     uint64_t now = now_ns(), shift = 0;
     int taken = 0;
     if (class == CALL_LAUNCH || class == CALL_COPY) {
@@ -134,28 +202,63 @@ static void enter(const struct cupti_callback_data *call, enum call_class class)
         note(call->correlation_id, now, !taken);
     }
     /* now < 2^58: nine years after the machine's start. */
-    *call->correlation_data = now << SHIFT_BITS | (taken ? shift + 1 : 0);
+    keep(call, cbid, now << SHIFT_BITS | (taken ? shift + 1 : 0));
 }
 
 /* Whether a copy is one that returns when it is done; the others do so only when they took long. */
 static int blocks(const char *name) { return name && strncmp(name, "cuMemcpy", 8) == 0 && !strstr(name, "Async"); }
 
-/* Of a call that waits for one stream: which, as the records number it. A handle is asked about only after the driver has accepted it. */
-static void note_stream(const struct cupti_callback_data *call, uint32_t cbid, struct ring_slot *slot)
+/* The number of a stream, as of the records; whether it is known. A handle is asked about only after the driver has accepted it, in this call. */
+static int number_of(void *stream, uint8_t per_thread, uint32_t *number)
+{
+    int known = 0;
+    if (!session.cupti.cuptiGetStreamIdEx)
+        return 0;
+    if (cupti_enter())
+        known = session.cupti.cuptiGetStreamIdEx(NULL, stream, per_thread, number) == CUPTI_OK;
+    cupti_leave();
+    return known;
+}
+
+static int failed(const struct cupti_callback_data *call)
 {
     const int *result = call->return_value;
-    const struct cuda_stream_params *params = call->params;
-    uint8_t per_thread = cbid == CBID_cuStreamSynchronize_ptsz;
-    if (!session.cupti.cuptiGetStreamIdEx || (cbid != CBID_cuStreamSynchronize && !per_thread) || !params || (result && *result != 0))
+    return !call->params || (result && *result != 0);
+}
+
+/* Of a call that waits for one stream, or for an event of one: which. A wait for a context is one for all of its streams. */
+static void note_stream(const struct cupti_callback_data *call, uint32_t cbid, struct ring_slot *slot)
+{
+    const struct cuda_stream_params *stream = call->params;
+    const struct cuda_event_params *event = call->params;
+    int known = 0;
+    if (failed(call))
         return;
-    if (session.cupti.cuptiGetStreamIdEx(NULL, params->stream, per_thread, &slot->wait.stream) == CUPTI_OK)
+    if (cbid == CBID_cuStreamSynchronize || cbid == CBID_cuStreamSynchronize_ptsz)
+        known = number_of(stream->stream, cbid == CBID_cuStreamSynchronize_ptsz, &slot->wait.stream);
+    else if (cbid == CBID_cuEventSynchronize)
+        known = events_stream(event->event, &slot->wait.stream);
+    if (known)
         slot->flags = WAIT_HAS_STREAM;
+    else
+        slot->wait.stream = 0;
+}
+
+static void note_event(const struct cupti_callback_data *call, uint32_t cbid)
+{
+    const struct cuda_event_params *event = call->params;
+    uint32_t stream;
+    if (!failed(call) && number_of(event->stream, cbid == CBID_cuEventRecord_ptsz || cbid == CBID_cuEventRecordWithFlags_ptsz, &stream))
+        events_recorded(event->event, stream);
 }
 
 static void waited(const struct cupti_callback_data *call, uint32_t cbid, enum call_class class, uint64_t entered, uint64_t epoch, int probed)
 {
     uint64_t end = now_ns();
-    if (end <= entered || (class == CALL_COPY && end - entered < LONG_COPY_NS && !blocks(call->function_name)))
+    int may_wait = class == CALL_FREE || (class == CALL_COPY && !blocks(call->function_name));
+    if (cbid == CBID_cuEventSynchronize && !__atomic_load_n(&events_awaited, __ATOMIC_RELAXED))
+        __atomic_store_n(&events_awaited, 1, __ATOMIC_RELAXED);
+    if (end <= entered || (may_wait && end - entered < LONG_COPY_NS))
         return;
     uint64_t length = end - entered, threshold = __atomic_load_n(&session.plan.wait_ns, __ATOMIC_RELAXED);
     add(&session.ring.header->waits, 1);
@@ -176,15 +279,19 @@ static void waited(const struct cupti_callback_data *call, uint32_t cbid, enum c
 
 static void leave(const struct cupti_callback_data *call, uint32_t cbid, enum call_class class)
 {
-    uint64_t now = get_state(), word = *call->correlation_data;
+    uint64_t now = get_state(), word = class == CALL_RECORD || class == CALL_OTHER ? 0 : kept(call, cbid);
     uint64_t entered = word >> SHIFT_BITS, taken = word & ((1u << SHIFT_BITS) - 1);
     /* While another thread finalizes, records still come until it is done, and want their launches. */
     int listening = phase_of(now) == RECORDING || phase_of(now) == DETACH_WANTED || phase_of(now) == FINALIZING;
     /* The word of a call that was under way when we attached may be from the attach before. */
-    if (listening && class != CALL_OTHER && entered >= __atomic_load_n(&session.attached_ns, __ATOMIC_RELAXED)) {
+    if (class == CALL_RECORD && listening)
+        note_event(call, cbid);
+    if (class == CALL_RECORD || class == CALL_FREE)
+        add(&others, 1);
+    if (listening && word && entered >= __atomic_load_n(&session.attached_ns, __ATOMIC_RELAXED)) {
         const int *result = call->return_value;
         int probed = 0;
-        if (class != CALL_WAIT && (!result || *result == 0)) { /* one that failed has no kernel */
+        if ((class == CALL_LAUNCH || class == CALL_COPY) && (!result || *result == 0)) { /* one that failed has no kernel */
             add(&session.ring.header->launches, 1);
             if (taken) {
                 add(&session.ring.header->stacks, 1);
@@ -206,20 +313,25 @@ void calls_back(void *user, int domain, uint32_t cbid, const void *data)
     enum call_class class = cbid < CALL_IDS ? (enum call_class)__atomic_load_n(&class_of[cbid], __ATOMIC_RELAXED) : CALL_NONE;
     if (class == CALL_NONE)
         return;
-    if (class != CALL_LAUNCH || (call->correlation_id & TIMED_MASK) != 0) {
+    int timed = (call->correlation_id & TIMED_MASK) == 0;
+    if (!timed || (class != CALL_LAUNCH && class != CALL_RECORD) || (class == CALL_RECORD && phase_of(get_state()) != RECORDING)) {
         if (call->site == SITE_ENTER)
-            enter(call, class);
+            enter(call, cbid, class);
         else
             leave(call, cbid, class);
         return;
     }
     /* The enter and the exit of one launch in so many, each with its part of the two clock readings. */
     uint64_t before = now_ns();
-    if (call->site == SITE_ENTER) {
-        enter(call, class);
+    if (class == CALL_RECORD) {
+        if (call->site == SITE_EXIT)
+            leave(call, cbid, class);
+        add(&other_ns, (TIMED_MASK + 1) * (now_ns() - before));
+    } else if (call->site == SITE_ENTER) {
+        enter(call, cbid, class);
         add(&timed_calls, 1);
         add(&timed_ns, now_ns() - before);
-    } else if ((*call->correlation_data & ((1u << SHIFT_BITS) - 1)) == 0 && phase_of(get_state()) == RECORDING) {
+    } else if ((kept(call, cbid) & ((1u << SHIFT_BITS) - 1)) == 0 && phase_of(get_state()) == RECORDING) {
         leave(call, cbid, class);
         add(&timed_ns, now_ns() - before);
     } else {
@@ -243,6 +355,9 @@ struct controller_counts calls_counts(void)
     counts.probe_ns = __atomic_load_n(&probe_ns, __ATOMIC_RELAXED);
     counts.timed_calls = __atomic_load_n(&timed_calls, __ATOMIC_RELAXED);
     counts.timed_ns = __atomic_load_n(&timed_ns, __ATOMIC_RELAXED);
+    counts.others = __atomic_load_n(&others, __ATOMIC_RELAXED);
+    counts.other_ns = __atomic_load_n(&other_ns, __ATOMIC_RELAXED);
+    nvtx_count(&counts);
     counts.cycle_ns = __atomic_load_n(&session.cycle_ns, __ATOMIC_RELAXED);
     return counts;
 }

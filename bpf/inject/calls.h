@@ -10,8 +10,14 @@
 /* CUPTI calls this at each enabled call's enter and exit. */
 void calls_back(void *user, int domain, uint32_t cbid, const void *data);
 
-/* Launches, copies and waits: the calls that are looked at while recording. */
+/* Launches, copies and waits: the calls that are looked at while recording; the library's thread's, as the next three. */
 void calls_enable(const struct cupti_api *cupti, cupti_subscriber subscriber);
+
+/* None any more, for who unsubscribes without a finalize. */
+void calls_disable(const struct cupti_api *cupti, cupti_subscriber subscriber);
+
+/* Records of events too, once the process has been seen to wait for an event; to be called now and then while recording. */
+void calls_follow_events(const struct cupti_api *cupti, cupti_subscriber subscriber);
 
 /* Further calls, which processes make all the time, so that a detach that is wanted need not wait for a launch. */
 void calls_enable_more(const struct cupti_api *cupti, cupti_subscriber subscriber, uint32_t enable);

@@ -17,6 +17,10 @@
 #define STACKS_LEAST 0.1    /* of the budget is for stacks even when recording takes all of it */
 #define STACKS_IN_WINDOW 0.25 /* of what recording costs: in windows the rest of the time is for nothing else */
 #define COUNTED_LEAST 0.1 /* of what launches cost that wait for the device anyway */
+#define RANGES_MOST 0.5     /* of the budget is for NVTX ranges */
+#define RANGES_MORE 0.8     /* of that, so that what is followed does not go up and down all the time */
+#define RANGES_AGAIN_NS 10000000000ull
+#define SKIPPED_NS 10.0     /* a begin or an end of a range that is not followed */
 #define WAITS_MOST 0.25     /* of the budget is for the stacks of waits */
 
 static double least(double a, double b) { return a < b ? a : b; }
@@ -39,6 +43,10 @@ void controller_begin(struct controller *c, uint32_t budget_ppm, const struct co
         c->stack_ns = STACK_NS;
     if (!(c->call_ns > 0))
         c->call_ns = CALL_NS;
+    if (!(c->range_ns > 0)) {
+        c->range_ns = RANGE_NS;
+        c->range_depth = RANGE_DEPTHS;
+    }
     c->budget_ppm = budget_ppm;
     c->before = c->window = *now;
     c->settled = 0;
@@ -47,8 +55,14 @@ void controller_begin(struct controller *c, uint32_t budget_ppm, const struct co
         c->window_ns = FIRST_WINDOW_NS;
 }
 
+/* Ranges are looked at in pauses too, and what they cost then is not in any window. */
 static void learn(struct controller *c, const struct controller_counts *now)
 {
+    uint64_t ranges = grown(c->before.timed_ranges, now->timed_ranges);
+    if (ranges > 0) {
+        double mean = (double)grown(c->before.timed_ranges_ns, now->timed_ranges_ns) / (double)ranges;
+        c->range_ns += (double)ranges / ((double)ranges + 20) * (least(mean, 1e5) - c->range_ns);
+    }
     uint64_t stacks = grown(c->before.stacks, now->stacks), calls = grown(c->before.timed_calls, now->timed_calls);
     if (stacks > 0) {
         double mean = (double)grown(c->before.probe_ns, now->probe_ns) / (double)stacks;
@@ -78,6 +92,10 @@ static void smooth(struct controller *c, const struct controller_counts *now)
     c->nodes += part * (nodes / dt - c->nodes); /* records come late: the mean may be below 0 for a moment */
     c->waits += part * ((double)grown(c->before.waits, now->waits) / dt - c->waits);
     c->wait_share += part * ((double)grown(c->before.wait_ns, now->wait_ns) / dt - c->wait_share);
+    c->others += part * ((double)grown(c->before.others, now->others) / dt - c->others);
+    c->other_share += part * ((double)grown(c->before.other_ns, now->other_ns) / dt - c->other_share);
+    for (uint32_t depth = 0; c->range_depth > 0 && depth < RANGE_DEPTHS; depth++) /* 0: nobody counts */
+        c->ranges[depth] += part * ((double)grown(c->before.range_calls[depth], now->range_calls[depth]) / dt - c->ranges[depth]);
 }
 
 /* The part of the launching threads' time that is counted. */
@@ -90,11 +108,43 @@ static double cost_of(const struct controller *c, double launches, double nodes,
     return counted(c) * of_threads + launches * least(CUPTI_RECORD_NS, CUPTI_DEVICE_NS) + most(nodes, 0) * CUPTI_NODE_NS;
 }
 
+/* What so many begins and ends of ranges cost, or so many a ns, when those of less than `deep` others are followed. */
+static double cost_of_ranges(const struct controller *c, const double calls[RANGE_DEPTHS], uint32_t deep)
+{
+    double cost = 0;
+    for (uint32_t depth = 0; depth < RANGE_DEPTHS; depth++)
+        cost += calls[depth] * (depth < deep ? c->range_ns : deep == 0 ? 0 : least(SKIPPED_NS, c->range_ns));
+    return counted(c) * cost;
+}
+
+/* How deep ranges may be. */
+static uint32_t depth_within(struct controller *c, uint64_t now, double most_of_it)
+{
+    if (c->range_depth == 0 && now < c->ranges_again_ns)
+        return 0;
+    if (c->range_depth == 0) { /* to see how many they are now */
+        for (uint32_t depth = 0; depth < RANGE_DEPTHS; depth++)
+            c->ranges[depth] = 0;
+        return RANGE_DEPTHS;
+    }
+    uint32_t deep = RANGE_DEPTHS;
+    while (deep > 0 && cost_of_ranges(c, c->ranges, deep) > most_of_it * (deep > c->range_depth ? RANGES_MORE : 1))
+        deep--;
+    if (deep == 0)
+        c->ranges_again_ns = now + RANGES_AGAIN_NS;
+    return deep;
+}
+
 double controller_cost(const struct controller *c, const struct controller_counts *from, const struct controller_counts *to)
 {
     double launches = (double)grown(from->launches, to->launches), nodes = (double)grown(from->records, to->records) - launches;
-    return cost_of(c, launches, nodes, (double)grown(from->waits, to->waits)) +
-           counted(c) * (double)grown(from->probe_ns, to->probe_ns);
+    double ranges[RANGE_DEPTHS];
+    for (uint32_t depth = 0; depth < RANGE_DEPTHS; depth++)
+        ranges[depth] = (double)grown(from->range_calls[depth], to->range_calls[depth]);
+    double of_threads = (double)grown(from->probe_ns, to->probe_ns) + (double)grown(from->other_ns, to->other_ns) +
+                        (double)grown(from->others, to->others) * CUPTI_CALL_NS;
+    return cost_of(c, launches, nodes, (double)grown(from->waits, to->waits)) + counted(c) * of_threads +
+           cost_of_ranges(c, ranges, c->range_depth);
 }
 
 /* The smallest power of two that is at least `weight`, as its exponent. */
@@ -121,20 +171,26 @@ static uint64_t pause_after(struct controller *c, const struct controller_counts
     double cycle = now->cycle_ns ? least((double)now->cycle_ns, CYCLE_MAX_NS) : CYCLE_NS;
     double window = 4 * cycle * recorded / cost; /* so that a fifth goes into coming and going */
     c->window_ns = least(most(window, WINDOW_MIN_NS), WINDOW_MAX_NS) * ratio_of(c);
-    return (uint64_t)(least(most((cost + cycle) / budget - recorded, WINDOW_MIN_NS), PAUSE_MAX_NS) * ratio_of(c));
+    /* The pause has to make up for what exceeds the budget, by what of the budget ranges leave over in it: they go on. */
+    double left = budget - least(cost_of_ranges(c, c->ranges, c->range_depth), RANGES_MOST * budget);
+    return (uint64_t)(least(most((cost + cycle - budget * recorded) / left, WINDOW_MIN_NS), PAUSE_MAX_NS) * ratio_of(c));
 }
 
 struct controller_plan controller_step(struct controller *c, const struct controller_counts *now)
 {
-    struct controller_plan plan = {.shift = 0};
+    struct controller_plan plan = {.range_depth = RANGE_DEPTHS};
     learn(c, now);
     smooth(c, now);
     c->before = *now;
-    if (c->budget_ppm == 0)
+    if (c->budget_ppm == 0) {
+        c->range_depth = RANGE_DEPTHS;
         return plan;
+    }
 
     double budget = (double)c->budget_ppm / 1e6, r = c->launches, stack_ns = counted(c) * c->stack_ns;
-    double fixed = cost_of(c, r, c->nodes, c->waits);
+    plan.range_depth = c->range_depth = depth_within(c, now->now_ns, RANGES_MOST * budget);
+    double fixed = cost_of(c, r, c->nodes, c->waits) + counted(c) * (c->others * CUPTI_CALL_NS + c->other_share) +
+                   cost_of_ranges(c, c->ranges, c->range_depth);
     double for_waits = least(stack_ns * c->wait_share / WAIT_THRESHOLD_NS, WAITS_MOST * budget);
     plan.wait_ns = WAIT_THRESHOLD_NS;
     if (for_waits > 0)

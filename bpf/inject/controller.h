@@ -6,6 +6,9 @@
  * all threads, held against the wall clock: right where they launch in turn, as a training's forward and backward threads do, and on the safe
  * side where they launch side by side. A launch that then waits for the device, which is behind with its work, takes time that the workload
  * would have waited: of what such launches cost their threads only a tenth is counted.
+ *
+ * NVTX ranges have half of the budget at most. Beyond that, the deepest ones are left out, which are the most frequent: they count as the range
+ * that they are in. When even those that are in no other cost too much, no range is looked at for a while.
  */
 #ifndef GPUPROF_CONTROLLER_H
 #define GPUPROF_CONTROLLER_H
@@ -27,6 +30,11 @@
 #define CUPTI_NODE_NS 1100.0
 #endif
 
+#ifndef RANGE_NS
+#define RANGE_NS 60.0 /* of a push or a pop, until it is known */
+#endif
+
+#define RANGE_DEPTHS 8u  /* ranges are counted by how many they are in; the last are all that are deeper */
 #define WAIT_THRESHOLD_NS 50000u /* waits of this length are all kept, unless that alone costs too much */
 #define MAX_SHIFT 20u
 
@@ -40,6 +48,9 @@ struct controller_counts { /* totals so far, as they stand at `now_ns` */
     uint64_t waits;
     uint64_t wait_ns;
     uint64_t cycle_ns; /* what the last attach and detach took */
+    uint64_t others, other_ns; /* callbacks of neither launches nor waits, and our own part of them */
+    uint64_t range_calls[RANGE_DEPTHS];      /* of NVTX, by depth: begins and ends, also those that were left out */
+    uint64_t timed_ranges, timed_ranges_ns; /* those that were timed, of ranges that were followed */
     uint64_t judged, behind; /* launches of which it is known whether the device was behind with its work, and those where it was */
 };
 
@@ -47,6 +58,7 @@ struct controller_plan {
     uint32_t shift;     /* one launch of 2^shift has its stack taken, by chance */
     uint32_t wait_ns;   /* waits shorter than this are kept by chance d / wait_ns; 0: all are kept */
     uint32_t stacks_at_once; /* stacks until the next step, after which only one launch of 2^(shift + 6) gets one; 0: no limit */
+    uint32_t range_depth; /* ranges that are in so many others or more are not followed; RANGE_DEPTHS: all are */
     uint64_t pause_ns;  /* > 0: stop recording now, for so long */
 };
 
@@ -54,7 +66,11 @@ struct controller {
     uint32_t budget_ppm;
     uint64_t random;
     double stack_ns, call_ns;                                        /* learnt */
-    double launches, nodes, waits, wait_share;                       /* per ns, smoothed */
+    double range_ns;                                                 /* learnt */
+    double launches, nodes, waits, wait_share, others, other_share;  /* per ns, smoothed */
+    double ranges[RANGE_DEPTHS];                                     /* the same */
+    uint64_t ranges_again_ns;                                        /* until then no range is looked at */
+    uint32_t range_depth;
     double behind;                                                   /* share of launches, smoothed */
     double settled;                                                  /* ns of recording that these are the mean of */
     double window_ns;                                                /* the present window's length */

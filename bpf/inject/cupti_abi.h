@@ -21,7 +21,12 @@ enum { DOMAIN_DRIVER_API = 1, DOMAIN_RUNTIME_API = 2 };
 enum { SITE_ENTER = 0, SITE_EXIT = 1 };
 enum { ACTIVITY_MEMCPY = 1, ACTIVITY_MEMSET = 2, ACTIVITY_CONCURRENT_KERNEL = 10 };
 
-enum { ATTR_DEVICE_BUFFER_POOL_LIMIT = 2, ATTR_ZEROED_OUT_ACTIVITY_BUFFER = 5 };
+enum {
+    ATTR_DEVICE_BUFFER_POOL_LIMIT = 2,
+    ATTR_ZEROED_OUT_ACTIVITY_BUFFER = 5,
+    ATTR_USER_DEFINED_RECORDS = 11,  /* CUPTI 13.2 */
+    ATTR_SHARED_GRAPH_TRACE = 20, /* CUPTI 13.3: graphs come as one record each, for every subscriber */
+};
 
 /* Driver API calls that put kernels on the device. A runtime launch always passes through one of them, with the same correlation id, so
  * that subscribing to the driver domain alone sees every launch once. */
@@ -49,18 +54,30 @@ enum {
     CBID_cuCtxSynchronize_v2 = 800,
 };
 
-/* Driver API calls that processes make all the time and at whose exit CUPTI can be let go of. */
+/* Driver API calls that say which stream an event is of. */
 enum {
     CBID_cuEventRecord = 119,
+    CBID_cuEventRecord_ptsz = 441,
+    CBID_cuEventRecordWithFlags = 587,
+    CBID_cuEventRecordWithFlags_ptsz = 588,
+};
+
+/* Driver API calls that wait for the device before they give something back, where it still works. */
+enum {
+    CBID_cuMemFreeHost = 38,
+    CBID_cuMemFree_v2 = 245,
+    CBID_cuMemHostUnregister = 302,
+};
+
+/* Driver API calls that processes make all the time and at whose exit CUPTI can be let go of. */
+enum {
     CBID_cuEventQuery = 120,
     CBID_cuStreamQuery = 125,
     CBID_cuMemGetInfo_v2 = 242,
     CBID_cuMemAlloc_v2 = 243,
-    CBID_cuMemFree_v2 = 245,
     CBID_cuCtxSetCurrent = 303,
     CBID_cuCtxGetCurrent = 304,
     CBID_cuStreamQuery_ptsz = 439,
-    CBID_cuEventRecord_ptsz = 441,
     CBID_cuMemAllocAsync = 598,
     CBID_cuMemAllocAsync_ptsz = 599,
     CBID_cuMemFreeAsync = 600,
@@ -95,6 +112,11 @@ struct cupti_callback_data { /* CUpti_CallbackData */
 
 struct cuda_stream_params { /* cuStreamSynchronize_params and cuStreamSynchronize_ptsz_params */
     void *stream;
+};
+
+struct cuda_event_params { /* cuEventSynchronize_params, and the head of cuEventRecord*_params */
+    void *event;
+    void *stream; /* of a record only */
 };
 
 struct cupti_subscriber_params { /* CUpti_SubscriberParams, CUDA 13 */
@@ -165,6 +187,8 @@ _Static_assert(sizeof(struct cupti_subscriber_params) == 40, "CUpti_SubscriberPa
 typedef void (*cupti_callback)(void *user, int domain, uint32_t cbid, const void *data);
 typedef void (*cupti_buffer_requested)(uint8_t **buffer, size_t *size, size_t *max_records);
 typedef void (*cupti_buffer_completed)(void *context, uint32_t stream, uint8_t *buffer, size_t size, size_t valid);
+typedef void (*cupti_shared_requested)(uint8_t **buffer, size_t *size, size_t *max_records, void *info);
+typedef void (*cupti_shared_completed)(uint8_t *buffer, size_t size, size_t valid, void *info);
 
 /* Every CUPTI entry point that is called: name, return type, arguments. */
 #define CUPTI_FUNCTIONS(F)                                                                                             \
@@ -189,10 +213,21 @@ typedef void (*cupti_buffer_completed)(void *context, uint32_t stream, uint8_t *
     F(cuptiGetStreamIdEx, (void *, void *, uint8_t, uint32_t *))                                                       \
     F(cuptiGetResultString, (cupti_result, const char **))
 
+/* Entry points by which one of several subscribers records (CUPTI 13.3). */
+#define CUPTI_SHARED(F)                                                                                                \
+    F(cuptiActivityRegisterCallbacks_v2, (cupti_subscriber, cupti_shared_requested, cupti_shared_completed))           \
+    F(cuptiActivityEnable_v2, (cupti_subscriber, uint32_t, void *))                                                    \
+    F(cuptiActivityDisable_v2, (cupti_subscriber, uint32_t, void *))                                                   \
+    F(cuptiActivityGetNextRecord_v2, (cupti_subscriber, uint8_t *, size_t, void **))                                   \
+    F(cuptiActivityGetNumDroppedRecords_v2, (cupti_subscriber, void *, uint32_t, size_t *))                            \
+    F(cuptiActivityGetAttribute_v2, (cupti_subscriber, uint32_t, size_t *, void *))                                    \
+    F(cuptiGetTimestamp_v2, (cupti_subscriber, uint64_t *))
+
 struct cupti_api {
 #define DECLARE(name, arguments) cupti_result(*name) arguments;
     CUPTI_FUNCTIONS(DECLARE)
     CUPTI_OPTIONAL(DECLARE)
+    CUPTI_SHARED(DECLARE)
 #undef DECLARE
 };
 

@@ -108,6 +108,7 @@ int cupti_open(struct cupti_api *api, char *path, size_t path_size, char *proble
 #undef LOAD
 #define LOAD(name, arguments) *(void **)&api->name = dlsym(handle, #name);
     CUPTI_OPTIONAL(LOAD)
+    CUPTI_SHARED(LOAD)
 #undef LOAD
     struct link_map *map = NULL;
     if (dlinfo(handle, RTLD_DI_LINKMAP, &map) == 0 && map && map->l_name)

@@ -8,13 +8,15 @@
  *   recording -> detaching the lock is gone, or the budget asks for a pause: the next CUDA call flushes and finalizes at its exit (a
  *                          finalize from another thread, while the application is in CUDA calls, can crash)
  *   detaching -> waiting   finalized; after a pause of the budget it begins anew
- *   waiting -> refused     another CUPTI user is subscribed, or CUPTI is missing: said in the ring's header, tried again
+ *   waiting -> refused     another CUPTI user is subscribed, or CUPTI is missing: said in the ring's header, tried again. Where CUPTI allows
+ *                          several subscribers: recording, beside the other one (shared.h); then nothing is finalized
  *   any -> ended           the process exits: the library's thread flushes while exit() waits, for END_WAIT_S at most
  */
 #define _GNU_SOURCE
 #include "calls.h"
 #include "nvtx.h"
 #include "session.h"
+#include "shared.h"
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -37,6 +39,8 @@
 #define FLUSH_BUSY_NS 200000000ull    /* while the process launches, and for FLUSH_AFTER_NS after */
 #define FLUSH_QUIET_NS 1000000000ull
 #define FLUSH_AFTER_NS 3000000000ull
+#define SHARED_AFTER_NS 1000000000ull /* where CUPTI is shared: what is out for so long is asked for, */
+#define SHARED_FLUSH_NS 2000000000ull /* so often at most */
 #define STEP_NS 40000000ull    /* between two steps of the controller */
 #define END_WAIT_S 2           /* a CUPTI that hangs must not keep the process from ending */
 
@@ -80,11 +84,28 @@ static int pause_or_end(uint64_t ns)
     return end;
 }
 
+/* A flush takes the other subscriber's buffers too, full or not, of which it may have few that are large (kineto stops recording after 32): our own
+ * are small, so that they fill by themselves, and only those of threads that launch little are asked for. */
+static void flush_shared_records(uint64_t now)
+{
+    static uint64_t next;
+    uint64_t oldest = records_oldest_ns();
+    int late = oldest != 0 && now > oldest && now - oldest >= SHARED_AFTER_NS;
+    if ((late || records_were_refused()) && now >= next) {
+        next = now + SHARED_FLUSH_NS;
+        session.cupti.cuptiActivityFlushAll(0);
+    }
+}
+
 /* CUPTI hands a buffer over when it is full, and its own period does not shorten that (CUDA 13.0): a process that launches little would show
  * its kernels a minute late. So what is complete is asked for, unless records come by themselves. Only this thread ends the recording phase, so
  * that no finalize can meet the flush. */
 static void flush_slow_records(uint64_t now)
 {
+    if (session.shared) {
+        flush_shared_records(now);
+        return;
+    }
     static uint64_t next, launches_before, records_before, launched_ns, flushed_ns;
     uint64_t launches = __atomic_load_n(&session.ring.header->launches, __ATOMIC_RELAXED);
     if (launches != launches_before)
@@ -110,6 +131,8 @@ static void plan_set(const struct controller_plan *plan)
     __atomic_store_n(&session.plan.stacks_at_once, plan->stacks_at_once, __ATOMIC_RELAXED);
     __atomic_store_n(&session.ring.header->launches_per_stack, 1u << plan->shift, __ATOMIC_RELAXED);
     __atomic_store_n(&session.ring.header->wait_threshold_ns, plan->wait_ns, __ATOMIC_RELAXED);
+    __atomic_store_n(&session.ring.header->range_depth, plan->range_depth < RANGE_DEPTHS ? plan->range_depth + 1 : 0, __ATOMIC_RELAXED);
+    nvtx_follow(plan->range_depth);
     calls_begin_step();
 }
 
@@ -121,11 +144,17 @@ static uint64_t keep_within_budget(uint64_t now)
     static uint64_t of_epoch, next;
     struct ring_header *header = session.ring.header;
     struct controller_counts counts = calls_counts();
-    uint64_t epoch = get_state() >> 8;
+    uint64_t epoch = session.attaches;
     uint32_t budget = __atomic_load_n(&header->budget_ppm, __ATOMIC_RELAXED);
     if (of_epoch != epoch || budget != controller.budget_ppm) {
         if (of_epoch == 0)
             controller.random = now ^ (uint64_t)(uintptr_t)&session; /* no two processes pause in step */
+        if (of_epoch != 0 && budget == controller.budget_ppm) { /* what ranges have cost in the pause */
+            struct controller_counts paused = before;
+            memcpy(paused.range_calls, counts.range_calls, sizeof paused.range_calls);
+            uint64_t cost = (uint64_t)controller_cost(&controller, &before, &paused);
+            __atomic_store_n(&header->cost_ns, header->cost_ns + cost, __ATOMIC_RELAXED);
+        }
         of_epoch = epoch;
         controller_begin(&controller, budget, &counts);
         before = counts;
@@ -170,6 +199,7 @@ static void look(uint64_t *next_clock, uint64_t *next_try)
     case WAITING:
         if (!listener)
             nvtx_listen(0); /* it left in a pause */
+        shared_tidy(now);
         if (!listener && *next_try) { /* a refusal is news to the next sampler, who shall not wait for the retry */
             ring_say(&session.ring, RING_WAITING, "");
             *next_try = 0;
@@ -191,12 +221,17 @@ static void look(uint64_t *next_clock, uint64_t *next_try)
         }
         if (now >= *next_clock) {
             nvtx_flush(now, 0);
-            records_compare_clocks();
+            *next_clock = now + CLOCK_NS;
+            if (!still_known()) {
+                lost_cupti();
+                *next_try = now + RETRY_NS;
+                break;
+            }
             if (session.ring.header->devices == 0) /* the driver was still initialising */
                 records_note_devices();
+            follow_events();
             if (has_no_kernels())
                 enable_activity();
-            *next_clock = now + CLOCK_NS;
         }
         break;
     case DETACH_WANTED:
@@ -223,7 +258,7 @@ static void finish(void)
     nvtx_listen(0);
     nvtx_flush(now_ns(), 1);
     if (change_phase(RECORDING, ENDED) || change_phase(DETACH_WANTED, ENDED)) {
-        session.cupti.cuptiActivityFlushAll(1);
+        session.cupti.cuptiActivityFlushAll(!session.shared); /* by force it would take the other's incomplete records too */
         records_compare_clocks();
     }
     set_phase(ENDED);

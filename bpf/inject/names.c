@@ -66,40 +66,12 @@ static uint32_t find_or_add(const char *name)
     return id;
 }
 
-/* All parts of a name or, when there is not room for them and a record, none: a record without its name would be misnamed. */
-static int send(struct ring *ring, uint32_t id, uint32_t epoch)
-{
-    const struct entry *entry = &entries[id];
-    const uint32_t step = sizeof ring->slot->name.text;
-    if (ring_room(ring) < entry->length / step + 2)
-        return -1;
-    uint32_t offset = 0;
-    do {
-        struct ring_slot *slot = ring_next(ring);
-        if (!slot)
-            return -1;
-        uint32_t part = entry->length - offset;
-        if (part > step)
-            part = step;
-        memset(slot, 0, sizeof *slot);
-        slot->kind = SLOT_NAME;
-        slot->flags = (uint8_t)part;
-        slot->epoch = epoch;
-        slot->name.id = id;
-        slot->name.offset = offset;
-        slot->name.total = entry->length;
-        memcpy(slot->name.text, entry->text + offset, part);
-        offset += part;
-    } while (offset < entry->length);
-    return 0;
-}
-
 int names_id(struct ring *ring, const char *name, uint32_t epoch, uint32_t *id)
 {
     *id = name ? find_or_add(name) : NAME_NONE;
     if (*id == NAME_NONE || *id == NAME_TAIL || entries[*id].sent == listener)
         return 0;
-    if (send(ring, *id, epoch) < 0)
+    if (ring_send_text(ring, SLOT_NAME, epoch, *id, 0, entries[*id].text, entries[*id].length) < 0)
         return -1; /* sent again with its next record */
     entries[*id].sent = listener;
     ring->header->names = count;

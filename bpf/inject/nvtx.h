@@ -5,6 +5,7 @@
 #ifndef GPUPROF_NVTX_H
 #define GPUPROF_NVTX_H
 
+#include "controller.h"
 #include "ring.h"
 
 #include <stdint.h>
@@ -16,6 +17,13 @@
 
 /* From now on ranges are looked at, or no longer. While they are not, a push or a pop is one relaxed reading of an atomic. */
 void nvtx_listen(int on);
+
+/* Ranges within `depth` others or more are left out, and count as the range that they are in: what was launched in them, too. RANGE_DEPTHS:
+ * none is; 0: all are. The library's thread's, as nvtx_listen. */
+void nvtx_follow(uint32_t depth);
+
+/* Adds how many calls there were, by depth, and what some of them took. */
+void nvtx_count(struct controller_counts *counts);
 
 /* The path of the innermost range that is open on this thread. */
 uint16_t nvtx_path(void);

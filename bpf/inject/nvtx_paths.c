@@ -82,32 +82,6 @@ uint16_t path_within(uint16_t parent, uint16_t path) { return path ? path_of(par
 
 /* ---- rows ----------------------------------------------------------------------------------------------------------------- */
 
-static int send_one(struct ring *ring, uint16_t id, uint32_t epoch)
-{
-    const struct path *path = &paths[id];
-    const uint32_t step = sizeof ring->slot->path.text;
-    if (ring_room(ring) < path->length / step + 2)
-        return -1;
-    uint32_t offset = 0;
-    do {
-        struct ring_slot *slot = ring_next(ring);
-        if (!slot)
-            return -1;
-        uint32_t part = path->length - offset < step ? path->length - offset : step;
-        memset(slot, 0, sizeof *slot);
-        slot->kind = SLOT_PATH;
-        slot->flags = (uint8_t)part;
-        slot->epoch = epoch;
-        slot->path.id = id;
-        slot->path.parent = path->parent;
-        slot->path.offset = offset;
-        slot->path.total = path->length;
-        memcpy(slot->path.text, path->text + offset, part);
-        offset += part;
-    } while (offset < path->length);
-    return 0;
-}
-
 int path_send(struct ring *ring, uint16_t path, uint32_t epoch)
 {
     uint16_t todo[PATHS_DEEP];
@@ -116,7 +90,7 @@ int path_send(struct ring *ring, uint16_t path, uint32_t epoch)
         todo[deep++] = at;
     while (deep > 0) { /* the ranges around it first */
         uint16_t next = todo[--deep];
-        if (send_one(ring, next, epoch) < 0)
+        if (ring_send_text(ring, SLOT_PATH, epoch, next, paths[next].parent, paths[next].text, paths[next].length) < 0)
             return -1;
         paths[next].sent = listener;
     }

@@ -4,6 +4,7 @@
 #include "names.h"
 #include "nvtx.h"
 #include "session.h"
+#include "shared.h"
 
 #include <dlfcn.h>
 #include <stdlib.h>
@@ -15,6 +16,8 @@
 #define LARGE_BUFFERS 32            /* 8 MB: further ones are small, so that each of very many threads can have one */
 #define SMALL_BUFFER_BYTES (32u << 10)
 #define MOST_BUFFERS 256            /* with 7 MB of small ones: enough for 128 threads, which take others while a flush goes on */
+#define RECORDS_AT_ONCE 64
+#define RECORD_BYTES 248 /* of a kernel, which most are: for the count of those that cannot be read any more */
 #define NULL_IS_SAFE 130000u   /* CUPTI's version from which a NULL buffer means that records are dropped, and counted */
 #define CLOCK_READINGS 16
 #define BEHIND_NS 100000         /* a launch that waits so long for the device could have come later by what we cost it */
@@ -24,16 +27,26 @@ static pthread_mutex_t buffers = PTHREAD_MUTEX_INITIALIZER; /* guards the spare 
 static uint8_t last_resort[4096] __attribute__((aligned(8))); /* a NULL buffer crashes CUPTI before 12.9 */
 static uint8_t *spare[SPARE_BUFFERS];
 static int spare_count, given_count;
+
+/* Behind each buffer, beyond what CUPTI knows of it. */
+struct loan {
+    struct loan *next, *previous;
+    uint64_t since_ns;
+    uint32_t epoch; /* of the launches whose records it is for */
+};
+static struct loan loans = {.next = &loans, .previous = &loans}; /* oldest first; with `buffers` */
 static int refused; /* a buffer, for want of room; atomic */
 
 /* ---- clocks and devices -------------------------------------------------------------------------------------------------- */
 
 void records_compare_clocks(void)
 {
+    cupti_subscriber shared = session.shared;
     uint64_t best = UINT64_MAX, cupti_at = 0, mono_at = 0;
     for (int i = 0; i < CLOCK_READINGS; i++) { /* the tightest bracket counts */
         uint64_t there = 0, before = now_ns();
-        if (session.cupti.cuptiGetTimestamp(&there) != CUPTI_OK)
+        cupti_result result = shared ? session.cupti.cuptiGetTimestamp_v2(shared, &there) : session.cupti.cuptiGetTimestamp(&there);
+        if (result != CUPTI_OK)
             return;
         uint64_t width = now_ns() - before;
         if (width < best)
@@ -117,14 +130,23 @@ void records_add_span(uint64_t start_ns, uint64_t end_ns)
 
 /* ---- activity records ----------------------------------------------------------------------------------------------------- */
 
-void records_buffer_requested(uint8_t **buffer, size_t *size, size_t *max_records)
+static void lend(struct loan *loan) /* with `buffers` */
+{
+    loan->since_ns = now_ns();
+    loan->epoch = __atomic_load_n(&session.epoch, __ATOMIC_RELAXED);
+    loan->next = &loans;
+    loan->previous = loans.previous;
+    loan->previous->next = loans.previous = loan;
+}
+
+static void request(uint8_t **buffer, size_t *size, size_t *max_records, int shared)
 {
     uint8_t *given = NULL;
-    int too_many = 0;
+    int too_many = 0, is_child = __atomic_load_n(&session.forked, __ATOMIC_RELAXED); /* which may have inherited the lock locked */
     size_t bytes = BUFFER_BYTES;
-    if (!__atomic_load_n(&session.forked, __ATOMIC_RELAXED)) { /* a child may have inherited the lock locked */
+    if (!is_child) {
         pthread_mutex_lock(&buffers);
-        if (given_count >= LARGE_BUFFERS)
+        if (given_count >= LARGE_BUFFERS || shared) /* shared: see flush_shared_records */
             bytes = SMALL_BUFFER_BYTES;
         else if (spare_count > 0)
             given = spare[--spare_count];
@@ -140,12 +162,40 @@ void records_buffer_requested(uint8_t **buffer, size_t *size, size_t *max_record
         return;
     }
     if (!given)
-        given = calloc(1, bytes); /* zeros, as attach.c has promised */
+        given = calloc(1, bytes + sizeof(struct loan)); /* zeros, as attach.c has promised */
+    if (given && !is_child) {
+        pthread_mutex_lock(&buffers);
+        lend((struct loan *)(given + bytes));
+        pthread_mutex_unlock(&buffers);
+    }
     *buffer = given ? given : last_resort;
     *size = given ? bytes : sizeof last_resort;
 }
 
+void records_buffer_requested(uint8_t **buffer, size_t *size, size_t *max_records) { request(buffer, size, max_records, 0); }
+
+void records_shared_requested(uint8_t **buffer, size_t *size, size_t *max_records, void *info)
+{
+    (void)info;
+    request(buffer, size, max_records, 1);
+}
+
 int records_were_refused(void) { return __atomic_exchange_n(&refused, 0, __ATOMIC_RELAXED); }
+
+uint64_t records_oldest_ns(void)
+{
+    pthread_mutex_lock(&buffers);
+    uint64_t since = loans.next == &loans ? 0 : loans.next->since_ns;
+    pthread_mutex_unlock(&buffers);
+    return since;
+}
+
+static uint32_t epoch_of(const uint8_t *buffer, size_t size)
+{
+    if (buffer == last_resort)
+        return __atomic_load_n(&session.epoch, __ATOMIC_RELAXED);
+    return ((const struct loan *)(const void *)(buffer + size))->epoch;
+}
 
 static void give_back(uint8_t *buffer, size_t size)
 {
@@ -153,6 +203,11 @@ static void give_back(uint8_t *buffer, size_t size)
         memset(buffer, 0, BUFFER_BYTES); /* in CUPTI's thread rather than in a launching one */
     pthread_mutex_lock(&buffers);
     given_count--;
+    if (buffer != last_resort) {
+        struct loan *loan = (struct loan *)(void *)(buffer + size);
+        loan->previous->next = loan->next;
+        loan->next->previous = loan->previous;
+    }
     if (buffer == last_resort)
         buffer = NULL;
     else if (size == BUFFER_BYTES && spare_count < SPARE_BUFFERS) {
@@ -256,6 +311,35 @@ static int write_record(const void *record, uint32_t epoch)
     return 1;
 }
 
+static void add_to(uint64_t *total, uint64_t more) { __atomic_store_n(total, *total + more, __ATOMIC_RELAXED); }
+
+/* Writes what a buffer holds. CUPTI is asked for the records without the writer's mutex: with several subscribers it may take a lock for that. */
+static void write_all(cupti_subscriber shared, uint8_t *buffer, size_t valid, uint32_t epoch, uint64_t lost)
+{
+    struct ring_header *header = session.ring.header;
+    const void *found[RECORDS_AT_ONCE];
+    void *record = NULL;
+    int more = valid > 0;
+    do {
+        size_t number = 0;
+        while (more && number < RECORDS_AT_ONCE) {
+            more = (shared ? session.cupti.cuptiActivityGetNextRecord_v2(shared, buffer, valid, &record)
+                           : session.cupti.cuptiActivityGetNextRecord(buffer, valid, &record)) == CUPTI_OK;
+            if (more)
+                found[number++] = record;
+        }
+        uint64_t records = 0;
+        pthread_mutex_lock(&session.writer);
+        for (size_t i = 0; i < number; i++)
+            records += (uint64_t)write_record(found[i], epoch);
+        add_to(&header->records, records);
+        add_to(&header->cupti_dropped, lost);
+        ring_publish(&session.ring);
+        pthread_mutex_unlock(&session.writer);
+        lost = 0;
+    } while (more);
+}
+
 void records_buffer_completed(void *context, uint32_t stream, uint8_t *buffer, size_t size, size_t valid)
 {
     if (__atomic_load_n(&session.forked, __ATOMIC_RELAXED)) /* the parent's records, and locks that nobody will open */
@@ -263,16 +347,23 @@ void records_buffer_completed(void *context, uint32_t stream, uint8_t *buffer, s
     size_t lost = 0;
     if (session.cupti.cuptiActivityGetNumDroppedRecords(context, stream, &lost) != CUPTI_OK)
         lost = 0;
-    pthread_mutex_lock(&session.writer);
-    uint32_t epoch = __atomic_load_n(&session.epoch, __ATOMIC_RELAXED);
-    void *record = NULL;
-    uint64_t records = 0;
-    while (valid > 0 && session.cupti.cuptiActivityGetNextRecord(buffer, valid, &record) == CUPTI_OK)
-        records += (uint64_t)write_record(record, epoch);
-    struct ring_header *header = session.ring.header;
-    __atomic_store_n(&header->records, header->records + records, __ATOMIC_RELAXED);
-    __atomic_store_n(&header->cupti_dropped, header->cupti_dropped + lost, __ATOMIC_RELAXED);
-    ring_publish(&session.ring);
-    pthread_mutex_unlock(&session.writer);
+    write_all(NULL, buffer, valid, epoch_of(buffer, size), lost);
+    give_back(buffer, size);
+}
+
+/* It may come after we have unsubscribed: then nobody can tell its records apart, and about how many they are is counted as lost. */
+void records_shared_completed(uint8_t *buffer, size_t size, size_t valid, void *info)
+{
+    (void)info;
+    if (__atomic_load_n(&session.forked, __ATOMIC_RELAXED))
+        return;
+    size_t lost = 0;
+    cupti_subscriber shared = shared_enter();
+    if (!shared)
+        lost = (valid + RECORD_BYTES - 1) / RECORD_BYTES;
+    else if (session.cupti.cuptiActivityGetNumDroppedRecords_v2(shared, NULL, 0, &lost) != CUPTI_OK)
+        lost = 0;
+    write_all(shared, buffer, shared ? valid : 0, epoch_of(buffer, size), lost);
+    cupti_leave();
     give_back(buffer, size);
 }

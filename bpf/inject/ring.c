@@ -108,6 +108,31 @@ void ring_drop(struct ring *ring)
 
 void ring_publish(struct ring *ring) { __atomic_store_n(&ring->header->head, ring->head, __ATOMIC_RELEASE); }
 
+int ring_send_text(struct ring *ring, uint8_t kind, uint32_t epoch, uint32_t id, uint32_t parent, const char *text, uint32_t length)
+{
+    const uint32_t step = sizeof ring->slot->text.bytes;
+    if (ring_room(ring) < length / step + 2)
+        return -1;
+    uint32_t offset = 0;
+    do {
+        struct ring_slot *slot = ring_next(ring);
+        if (!slot)
+            return -1;
+        uint32_t part = length - offset < step ? length - offset : step;
+        memset(slot, 0, sizeof *slot);
+        slot->kind = kind;
+        slot->flags = (uint8_t)part;
+        slot->epoch = epoch;
+        slot->text.id = id;
+        slot->text.parent = parent;
+        slot->text.offset = offset;
+        slot->text.total = length;
+        memcpy(slot->text.bytes, text + offset, part);
+        offset += part;
+    } while (offset < length);
+    return 0;
+}
+
 void ring_say(struct ring *ring, uint32_t state, const char *message)
 {
     strncpy(ring->header->message, message, RING_TEXT - 1);

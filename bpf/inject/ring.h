@@ -17,7 +17,7 @@
 #define RING_NAME "gpuprof-ring"
 #endif
 #define RING_MAGIC 0x31474e4946525047ull /* "GPRFING1" */
-#define RING_VERSION 3u
+#define RING_VERSION 4u
 #define RING_HEADER_BYTES 8192u
 #define RING_SLOTS (1u << 17)
 #define RING_DEVICES 32
@@ -80,11 +80,12 @@ struct ring_header {
     uint64_t pauses;                /* so far */
     uint64_t judged, behind;        /* launches of which it is known whether the device was behind, and those where it was */
     uint64_t ranges;                /* NVTX ranges that have ended */
+    uint32_t range_depth;           /* now: ranges within so many others, less one, count as the range that they are in; 0: all are followed */
 };
 
 struct ring_slot {
     uint8_t kind;
-    uint8_t flags; /* memcpy: CUpti_ActivityMemcpyKind; name: length of the text in this slot; wait: WAIT_HAS_STREAM */
+    uint8_t flags; /* memcpy: CUpti_ActivityMemcpyKind; name, path: length of the text in this slot; wait: WAIT_HAS_STREAM */
     uint16_t device;
     uint32_t epoch;
     union {
@@ -101,12 +102,13 @@ struct ring_slot {
             uint16_t path;     /* the NVTX ranges that its launch was in: id of an earlier SLOT_PATH; 0: none */
             uint64_t enter; /* CLOCK_MONOTONIC at the enter of the call that launched it; 0: not known */
         } work;
-        struct {
+        struct { /* part of a name or of a path's name */
             uint32_t id;
+            uint32_t parent; /* of a path: that of the range that it is in; 0: none */
             uint32_t offset; /* of this part; parts come in order */
             uint32_t total;
-            char text[44];
-        } name;
+            char bytes[40];
+        } text;
         struct {
             uint64_t cupti_ns;
             uint64_t mono_ns;
@@ -125,13 +127,6 @@ struct ring_slot {
             uint64_t start; /* CLOCK_MONOTONIC */
             uint64_t end;
         } span;
-        struct {
-            uint32_t id;
-            uint32_t parent; /* path of the range that it is in; 0: none */
-            uint32_t offset; /* of this part; parts come in order */
-            uint32_t total;
-            char text[40];
-        } path;
         struct {
             uint64_t start; /* CLOCK_MONOTONIC */
             uint64_t end;
@@ -152,6 +147,7 @@ _Static_assert(offsetof(struct ring_header, budget_ppm) == 1224, "gpu_ring.py");
 _Static_assert(offsetof(struct ring_header, stacks) == 1280, "gpu_ring.py");
 _Static_assert(offsetof(struct ring_header, pauses) == 1328, "gpu_ring.py");
 _Static_assert(offsetof(struct ring_header, ranges) == 1352, "gpu_ring.py");
+_Static_assert(offsetof(struct ring_header, range_depth) == 1360, "gpu_ring.py");
 
 struct ring {
     int fd;
@@ -174,6 +170,10 @@ uint64_t ring_room(const struct ring *ring);
 struct ring_slot *ring_next(struct ring *ring);
 void ring_drop(struct ring *ring);
 void ring_publish(struct ring *ring);
+
+/* Writes all parts of a text into slots of a kind (SLOT_NAME, SLOT_PATH), or none and returns -1 when there is not room for them and a record:
+ * a record without its name would be misnamed. */
+int ring_send_text(struct ring *ring, uint8_t kind, uint32_t epoch, uint32_t id, uint32_t parent, const char *text, uint32_t length);
 
 void ring_say(struct ring *ring, uint32_t state, const char *message);
 

@@ -2,7 +2,9 @@
  *
  *   inject.c      starts and ends; the library's thread
  *   attach.c      CUPTI taken into use, and let go of
+ *   shared.c      the same beside another subscriber
  *   calls.c       what happens at each call of the CUDA driver
+ *   events.c      which stream an event is of
  *   records.c     what CUPTI hands over, written into the ring
  *   nvtx.c        the program's NVTX ranges, and which of them a launch is in
  *   controller.c  how many stacks, and how much time, the budget allows
@@ -18,7 +20,8 @@
 #include <stdint.h>
 #include <time.h>
 
-/* Only the library's thread attaches and asks to detach, only a call's exit finalizes; ATTACHING and FINALIZING belong to who set them. */
+/* Only the library's thread attaches and asks to detach, only a call's exit finalizes (or, where CUPTI is shared and nothing is
+ * finalized, that thread itself); ATTACHING and FINALIZING belong to who set them. */
 enum phase { WAITING, ATTACHING, RECORDING, DETACH_WANTED, FINALIZING, ENDED };
 
 struct session {
@@ -29,6 +32,8 @@ struct session {
     uint64_t state;         /* attach epoch << 8 | enum phase, atomic: a launch goes by one reading of both */
     uint64_t attached_ns;   /* when the present attach began, atomic */
     uint32_t epoch;         /* attaches so far, atomic */
+    uint32_t attaches;      /* the same, and those that go on in an epoch that CUPTI has not ended; the library's thread's */
+    cupti_subscriber shared; /* our subscription where CUPTI is shared with others, else NULL; set by the library's thread, atomic */
     int forked;             /* this is a forked child: no thread, no ring; atomic */
     int pausing;            /* the detach that is wanted or done is the budget's; atomic */
     int64_t clock_ns;       /* CLOCK_MONOTONIC minus CUPTI's clock, atomic */
@@ -71,17 +76,26 @@ __attribute__((format(printf, 1, 2))) void log_line(const char *format, ...);
 /* At exit of the process; registered anew once CUPTI is loaded (inject.c). */
 void at_exit(void);
 
-/* attach.c: subscribes and enables; 0, or -1 with the reason in `problem`. finalize_here only at the exit of a call. */
+/* attach.c: subscribes and enables; 0, or -1 with the reason in `problem`. finalize_here only at the exit of a call. still_known compares the
+ * clocks, and tells whether CUPTI still knows us; lost_cupti: it does not, since another user of it, with which it was shared, has finalized it. */
 int attach(char *problem, size_t problem_size);
 void detach_soon(const char *message, int pausing);
+int still_known(void);
+void lost_cupti(void);
 void resume(void);
 void finalize_here(void);
 void enable_activity(void);
+void follow_events(void);
 int has_no_kernels(void); /* CUPTI gives no kernel records though it is attached */
 
 /* CUPTI's requests for buffers, and the buffers that it has filled. */
 void records_buffer_requested(uint8_t **buffer, size_t *size, size_t *max_records);
 void records_buffer_completed(void *context, uint32_t stream, uint8_t *buffer, size_t size, size_t valid);
+void records_shared_requested(uint8_t **buffer, size_t *size, size_t *max_records, void *info);
+void records_shared_completed(uint8_t *buffer, size_t size, size_t valid, void *info);
+
+/* Since when CUPTI has had the buffer that it has had for longest; 0: it has none. */
+uint64_t records_oldest_ns(void);
 
 /* Whether CUPTI got no buffer since the last call, because too many threads hold one. */
 int records_were_refused(void);

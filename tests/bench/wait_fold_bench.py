@@ -1,5 +1,5 @@
-"""Print how long queries of off-CPU time (1 M waits) and of idle GPU time (1 M rows: samples, waits and work)
-take, beside a bare numpy sum of the same rows.
+"""Print how long queries of off-CPU time (1 M waits; 100 k slices of waits that lasted) and of idle GPU time
+(1 M rows: samples, waits and work) take, beside a bare numpy sum of the same rows.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ PROCESSES = 8
 THREADS = 12  # of each process
 EVERYTHING = 1 << 62
 STEP_NS = 200_000
+SLICED_ROWS = 100_000
+SLICE_NS = 2_000_000_000
 
 
 class Maker:
@@ -87,6 +89,27 @@ class Maker:
         weight = np.where(rng.random(rows) < 0.1, 8, 1)
         self.history.add_waits(start, start + length, self.threads[who], stack, waker, weight, kind)
 
+    def slices(self, rows: int) -> None:
+        """Waits of all threads in slices of 2 s, ten to a wait, of which only the last has a waker."""
+        rng = self.rng
+        count = len(self.threads)
+        stacks = self.stacks(STACKS // 10, waits=True)
+        hosts = self.history.tables.view().parent
+        for _ in range(2):  # without the waker and its two frames
+            hosts = hosts[self.history.tables.view().parent]
+        place = np.arange(rows) // count
+        chosen = rng.integers(0, len(stacks), (rows // count // 10 + 1, count))[
+            place // 10, np.arange(rows) % count
+        ]
+        last = place % 10 == 9
+        stack = np.where(last, stacks[chosen], hosts[stacks[chosen]])
+        waker = np.where(last, self.threads[(np.arange(rows) + 1) % count], NO_THREAD)
+        start = 10**12 + place * SLICE_NS
+        end = start + SLICE_NS - np.where(last, 1000, 0)
+        self.history.add_waits(
+            start, end, self.threads[np.arange(rows) % count], stack, waker, 1.0, np.zeros(rows, np.uint8)
+        )
+
     def samples(self, rows: int, length_ns: int) -> None:
         start = np.sort(self.rng.integers(10**12, 10**12 + length_ns, rows))
         stack = self.popular(self.stacks(STACKS, waits=False), rows)
@@ -139,6 +162,21 @@ def main() -> None:
     print(f"offcpu_fold.ms {spent:.1f} (target 200)")
     print(f"offcpu_fold.baseline_sum.ms {baseline:.1f}")
     print(f"offcpu_fold.ratio {spent / baseline:.1f}")
+
+    maker = Maker()
+    maker.slices(SLICED_ROWS)
+    history = maker.history
+    starts, ends, stack = (
+        np.concatenate([rows.columns[name] for _, rows in history.waits_between(0, EVERYTHING)])
+        for name in ("start_ns", "end_ns", "stack")
+    )
+    nodes = history.tables.node_count
+    baseline_sliced = median_ms(lambda: np.bincount(stack, ends - starts, nodes))
+    early = Query(1, "offcpu", 0, 10**12 + 5 * SLICE_NS // 2)
+    spent, spent_early = (median_ms(lambda asked=asked: history.query(asked)) for asked in (query, early))
+    print(f"sliced_fold: {SLICED_ROWS} rows, {history.query(query).summary[:100]}")
+    print(f"sliced_fold.ms {spent:.1f} (the first 5 s of it, with the slices behind them: {spent_early:.1f})")
+    print(f"sliced_fold.ratio_to_baseline_sum {spent / baseline_sliced:.1f}")
 
     maker = Maker()
     length_ns = ROWS * 2 // 5 * STEP_NS

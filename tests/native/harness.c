@@ -2,7 +2,9 @@
  *
  *   init                               cuInit; answers which of the descriptors 0..2 it left closed that are open now
  *   init_closed                        the same with 0..2 closed meanwhile
- *   launch THREADS PATH HOW NAME N     each thread makes N calls through call path a or b; HOW: kernel, ex, graph (3 nodes), copy, set, query, bad, sync[STREAM]
+ *   launch THREADS PATH HOW NAME N     each thread makes N calls through call path a or b; HOW: kernel, ex, graph (3 nodes), copy, set, query, bad, free,
+ *                                      sync[STREAM], ctxsync, await EVENT as await5, and record, an event in a stream: rec5:33, flags5:33; with
+ *                                      the per-thread default stream: ptsz5:0, fptsz5:0
  *   push TEXT, pop, ranges TEXT N ...  NVTX ranges of the main thread (mock_nvtx.c); `launch 0 ...` launches on it
  *   long NS                            how long the kernels made from now on take (default 500)
  *   wait NS                            how long synchronizes and blocking copies take from now on (default 0)
@@ -11,7 +13,7 @@
  *   names N                            N launches, each of a kernel with a name of its own
  *   rename OLD NEW                     the text behind a name's pointer changes, as when a module is unloaded and another comes
  *   set KEY VALUE                      scripts the mock CUPTI
- *   other NAME|- / other_leave         another CUPTI user subscribes, with a name or the old way / goes
+ *   other..., ...                      another user of CUPTI (harness_other.c)
  *   fork N                             N children, one after another, that launch and exit(); answers how many did not end well
  *   hold_child / child? / kill_child   a child that only waits / its pid / ends it
  *   exec                               becomes a new image of itself
@@ -108,6 +110,20 @@ static struct mock_function *function_named(const char *name)
     return &functions[function_count++];
 }
 
+static void record_event(const char *how)
+{
+    void *event = (void *)strtol(how + strcspn(how, "-0123456789"), NULL, 10);
+    void *stream = (void *)strtol(strchr(how, ':') + 1, NULL, 10);
+    if (strncmp(how, "rec", 3) == 0)
+        cuEventRecord(event, stream);
+    else if (strncmp(how, "flags", 5) == 0)
+        cuEventRecordWithFlags(event, stream, 0);
+    else if (strncmp(how, "ptsz", 4) == 0)
+        cuEventRecord_ptsz(event, stream);
+    else
+        cuEventRecordWithFlags_ptsz(event, stream, 0);
+}
+
 static void do_call(const char *how, struct mock_function *f)
 {
     struct mock_graph graph = {.function = f, .nodes = 3, .id = 9};
@@ -125,6 +141,14 @@ static void do_call(const char *how, struct mock_function *f)
         cuLaunchKernel(NULL, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL);
     else if (strcmp(how, "query") == 0)
         cuStreamQuery(NULL);
+    else if (strcmp(how, "free") == 0)
+        cuMemFree_v2(0);
+    else if (strcmp(how, "ctxsync") == 0)
+        cuCtxSynchronize();
+    else if (strncmp(how, "await", 5) == 0)
+        cuEventSynchronize((void *)strtol(how + 5, NULL, 10));
+    else if (strchr(how, ':'))
+        record_event(how);
     else
         cuStreamSynchronize((void *)strtol(how + strlen("sync"), NULL, 10)); /* -1: a handle of nothing */
 }
@@ -212,45 +236,13 @@ static void *spin(void *argument)
 
 /* ---- the rest ---------------------------------------------------------------------------------------------------------------- */
 
-static void *mock_symbol(const char *name)
-{
-    const char *path = getenv("GPUPROF_CUPTI");
-    void *mock = path ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
-    return mock ? dlsym(mock, name) : NULL;
-}
-
-static void *other_subscriber;
-
-static void ignore_call(void *user, int domain, uint32_t cbid, const void *data) { (void)user, (void)domain, (void)cbid, (void)data; }
-
-static int other(const char *name)
-{
-    struct { /* CUpti_SubscriberParams */
-        size_t size;
-        const char *name;
-        char *old;
-        size_t old_size;
-    } params = {.size = sizeof params, .name = name};
-    int (*old_way)(void **, void (*)(void *, int, uint32_t, const void *), void *) = NULL;
-    int (*new_way)(void **, void (*)(void *, int, uint32_t, const void *), void *, void *) = NULL;
-    *(void **)&old_way = mock_symbol("cuptiSubscribe");
-    *(void **)&new_way = mock_symbol("cuptiSubscribe_v2");
-    if (strcmp(name, "-") == 0)
-        return old_way(&other_subscriber, ignore_call, NULL);
-    return new_way(&other_subscriber, ignore_call, NULL, &params);
-}
-
-static int other_leave(void)
-{
-    int (*leave)(void *) = NULL;
-    *(void **)&leave = mock_symbol("cuptiUnsubscribe");
-    return leave(other_subscriber);
-}
-
 static int set(const char *key, long long value)
 {
     int (*set_it)(const char *, long long) = NULL;
-    *(void **)&set_it = mock_symbol("mock_cupti_set");
+    const char *path = getenv("GPUPROF_CUPTI");
+    void *mock = path ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
+    if (mock)
+        *(void **)&set_it = dlsym(mock, "mock_cupti_set");
     return set_it ? set_it(key, value) : -2;
 }
 
@@ -349,7 +341,7 @@ static void obey(char *line, char **argv)
     int number = 0;
     long count = 0;
     long long value = 0;
-    if (mock_nvtx_obey(line, &count))
+    if (mock_nvtx_obey(line, &count) || other_obey(line, &count))
         answer("%ld", count);
     else if (matches(line, "init"))
         answer("%ld", init(0));
@@ -389,10 +381,6 @@ static void obey(char *line, char **argv)
         answer("%ld", 0);
     } else if (sscanf(line, "set %127s %lld", text[0], &value) == 2)
         answer("%ld", set(text[0], value));
-    else if (matches(line, "other_leave"))
-        answer("%ld", other_leave());
-    else if (sscanf(line, "other %127s", text[0]) == 1)
-        answer("%ld", other(text[0]));
     else if (sscanf(line, "fork %d", &number) == 1)
         answer("%ld", fork_children(number));
     else if (matches(line, "hold_child"))

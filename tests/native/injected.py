@@ -73,11 +73,11 @@ def build(
     built = Built(folder, folder / "libgpuprof_inject.so", folder / "libcupti_mock.so", folder / "harness")
     driver = folder / "libcuda.so.1"
     shared = ("-shared", "-fPIC", "-O1")
-    mock = [HERE / f"mock_{part}.c" for part in ("cupti", "activity", "script")]
+    mock = [HERE / f"mock_{part}.c" for part in ("cupti", "activity", "records", "shared", "script")]
     build_library(built.library, f'-DRING_NAME="{ring_name}"', *library, *all_flags)
     _gcc(built.cupti, mock, *shared, "-Wl,-soname,libcupti_mock.so", *cupti, *all_flags)
     _gcc(driver, [HERE / "mock_cuda.c"], *shared, "-Wl,-soname,libcuda.so.1", *all_flags)
-    program = [HERE / "harness.c", HERE / "mock_nvtx.c", driver]
+    program = [HERE / "harness.c", HERE / "harness_other.c", HERE / "mock_nvtx.c", driver]
     _gcc(built.harness, program, "-O1", "-rdynamic", "-Wl,-rpath,$ORIGIN", "-ldl", *harness, *all_flags)
     return built
 
@@ -258,7 +258,7 @@ class Listener:
         """Text by name id, from the parts read so far; AssertionError where parts do not fit together."""
         texts: dict[int, bytes] = {}
         open_id, so_far = 0, b""
-        for part in self.slots[self.slots["kind"] == gpu_ring.NAME_PART].view(gpu_ring.NAMES):
+        for part in self.slots[self.slots["kind"] == gpu_ring.NAME_PART].view(gpu_ring.TEXTS):
             if part["offset"] == 0:
                 open_id, so_far = int(part["id"]), b""
             assert (int(part["id"]), int(part["offset"])) == (open_id, len(so_far))

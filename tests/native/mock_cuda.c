@@ -100,7 +100,11 @@ static void spin(void)
         ;
 }
 
-static int waits(uint32_t cbid) { return cbid == CBID_STREAM_SYNCHRONIZE || cbid == CBID_MEMCPY_HTOD_V2; }
+static int waits(uint32_t cbid)
+{
+    return cbid == CBID_STREAM_SYNCHRONIZE || cbid == CBID_MEMCPY_HTOD_V2 || cbid == CBID_EVENT_SYNCHRONIZE || cbid == CBID_CTX_SYNCHRONIZE ||
+           cbid == CBID_MEM_FREE_V2;
+}
 
 static int call_with(uint32_t cbid, const char *name, const void *params, const struct mock_work *work, int count, int result)
 {
@@ -191,4 +195,45 @@ int cuStreamQuery(void *stream)
 {
     (void)stream;
     return call(CBID_STREAM_QUERY, "cuStreamQuery", NULL, 0, SUCCESS);
+}
+
+struct record_params { /* cuEventRecordWithFlags_params, and what the others begin with */
+    void *event, *stream;
+    unsigned flags;
+};
+
+/* A stream or an event that is none is refused. */
+static int record(uint32_t cbid, const char *name, void *event, void *stream)
+{
+    struct record_params params = {.event = event, .stream = stream};
+    int known = stream != MOCK_NO_STREAM && event != MOCK_NO_STREAM;
+    return call_with(cbid, name, &params, NULL, 0, known ? SUCCESS : INVALID_HANDLE);
+}
+
+int cuEventRecord(void *event, void *stream) { return record(CBID_EVENT_RECORD, "cuEventRecord", event, stream); }
+
+int cuEventRecord_ptsz(void *event, void *stream) { return record(CBID_EVENT_RECORD_PTSZ, "cuEventRecord_ptsz", event, stream); }
+
+int cuEventRecordWithFlags(void *event, void *stream, unsigned flags)
+{
+    (void)flags;
+    return record(CBID_EVENT_RECORD_FLAGS, "cuEventRecordWithFlags", event, stream);
+}
+
+int cuEventRecordWithFlags_ptsz(void *event, void *stream, unsigned flags)
+{
+    (void)flags;
+    return record(CBID_EVENT_RECORD_FLAGS_PTSZ, "cuEventRecordWithFlags_ptsz", event, stream);
+}
+
+int cuEventSynchronize(void *event)
+{
+    return call_with(CBID_EVENT_SYNCHRONIZE, "cuEventSynchronize", &event, NULL, 0, event != MOCK_NO_STREAM ? SUCCESS : INVALID_HANDLE);
+}
+
+int cuCtxSynchronize(void) { return call(CBID_CTX_SYNCHRONIZE, "cuCtxSynchronize", NULL, 0, SUCCESS); }
+
+int cuMemFree_v2(uint64_t address)
+{
+    return call_with(CBID_MEM_FREE_V2, "cuMemFree_v2", &address, NULL, 0, SUCCESS);
 }

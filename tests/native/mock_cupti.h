@@ -1,5 +1,5 @@
-/* The parts of the mock CUPTI: mock_cupti.c (subscriber, callbacks), mock_activity.c (records and buffers), mock_script.c (what it shall do, and
- * what was done to it).
+/* The parts of the mock CUPTI: mock_cupti.c (subscribers, callbacks), mock_activity.c (buffers, and what goes into them), mock_records.c (records), mock_shared.c (what one of several
+ * subscribers calls), mock_script.c (what it shall do, and what was done to it).
  *
  * Behaviour is scripted by MOCK_CUPTI="key=value,..." or mock_cupti_set(key, value): SETTINGS. What happened is counted in the file that
  * MOCK_CUPTI_COUNTERS names (48-byte slots: name, value), which stays when the process is gone: COUNTERS.
@@ -31,13 +31,42 @@ enum { MAX_LIMIT_REACHED = 12, NOT_INITIALIZED = 15, INVALID_OPERATION = 16 };
     S(lose_every)        /* each nth record is not kept, and reported as dropped */                                    \
     S(backwards)         /* neighbouring kernels of a buffer swap places */                                            \
     S(flush_ms)          /* how long cuptiActivityFlushAll takes; -1: for ever */                                      \
-    S(subscribe_ms)
+    S(subscribe_ms)                                                                                                    \
+    S(sticky)            /* that several subscribers are allowed stays so when all have left */                        \
+    S(user_records)      /* subscribers have records of another layout */                                              \
+    S(whole_graphs)      /* another subscriber has asked for graphs as one record each */
 
 #define COUNTERS(C)                                                                                                    \
     C(loaded) C(subscribes) C(refusals) C(finalizes) C(subscribers) C(callbacks_enabled) C(kinds_enabled)              \
     C(enters) C(exits) C(records) C(delivered) C(discarded) C(lost) C(bad) C(incomplete) C(buffers_out) C(teardowns)   \
     C(fault_small_buffer) C(fault_finalize_outside_exit) C(fault_after_teardown) C(fault_flush_in_delivery)             \
-    C(fault_signals_open) C(fault_dirty_buffer) C(fault_bad_stream) C(pool_limit)
+    C(fault_signals_open) C(fault_dirty_buffer) C(fault_bad_stream) C(pool_limit)                                      \
+    C(flushes) C(other_records) C(other_finalizes) C(unsubscribes) C(fault_forced) C(fault_old_function) C(fault_stale)
+
+enum { SUBSCRIBERS = 4, CALLBACK_IDS = 1024, KINDS = 64 };
+
+/* Who takes records: the client of the functions without a subscriber, or a subscriber by those with one. */
+struct client {
+    atomic_uchar enabled[KINDS];
+    cupti_buffer_requested requested;
+    cupti_buffer_completed completed;
+    cupti_shared_requested shared_requested;
+    cupti_shared_completed shared_completed;
+    size_t lost;
+    atomic_int is_other; /* its records are counted apart */
+};
+
+struct subscriber {
+    _Atomic uintptr_t handle; /* 0: free; each is given out once */
+    _Atomic(cupti_callback) callback;
+    void *_Atomic user;
+    char name[64];
+    atomic_uchar callback_enabled[CALLBACK_IDS];
+    struct client client;
+};
+
+extern struct subscriber subscribers[SUBSCRIBERS];
+extern struct client old_client;
 
 enum setting {
 #define NAME(name) set_##name,
@@ -68,6 +97,7 @@ extern __thread int in_delivery;
 #define DECLARE(name, arguments) cupti_result name arguments;
 CUPTI_FUNCTIONS(DECLARE)
 CUPTI_OPTIONAL(DECLARE)
+CUPTI_SHARED(DECLARE)
 #undef DECLARE
 
 int mock_cupti_set(const char *key, long long value);
@@ -76,6 +106,20 @@ void mock_sleep_ms(int64_t ms);
 uint64_t mock_clock_ns(int clock);
 uint64_t mock_cupti_ns(void);
 
+struct subscriber *subscriber_of(cupti_subscriber handle); /* NULL: there is none of this handle */
+int is_shared(void);                                       /* several subscribers are allowed, and there is one */
+void old_function(void);                                   /* was called, which is a fault where CUPTI is shared */
+void mock_cupti_finalize(void);                            /* by another user of CUPTI */
+
+cupti_result activity_enable(struct client *client, uint32_t kind, int on);
+void activity_register(struct client *client, cupti_buffer_requested requested, cupti_buffer_completed completed,
+                       cupti_shared_requested shared_requested, cupti_shared_completed shared_completed);
+void activity_forget(struct client *client); /* its subscriber has left; its buffers come back to it later */
+size_t activity_lost(struct client *client);
+cupti_result activity_next(uint8_t *buffer, size_t valid, void **record);
+int activity_each(int64_t n, uint64_t count); /* whether this is an nth */
+void activity_fill(void *record, const struct mock_call *call, const struct mock_work *work, uint64_t start, uint64_t made,
+                   const uint8_t *first); /* `first`: where the record's buffer begins */
 void activity_add(struct mock_call *call, const struct mock_work *work);
 void activity_finalize(void);
 void activity_in_child_at_exit(void);

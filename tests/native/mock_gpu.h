@@ -10,6 +10,8 @@ enum { MOCK_KERNEL_BYTES = 248, MOCK_MEMCPY_BYTES = 112, MOCK_MEMSET_BYTES = 104
 enum { MOCK_MEMCPY = 1, MOCK_MEMSET = 2, MOCK_KERNEL = 10 };
 
 enum { CBID_MEMCPY_HTOD_V2 = 276, CBID_MEMSET_D8_V2 = 249, CBID_STREAM_SYNCHRONIZE = 126, CBID_STREAM_QUERY = 125 };
+enum { CBID_EVENT_RECORD = 119, CBID_EVENT_RECORD_PTSZ = 441, CBID_EVENT_RECORD_FLAGS = 587, CBID_EVENT_RECORD_FLAGS_PTSZ = 588 };
+enum { CBID_EVENT_SYNCHRONIZE = 121, CBID_CTX_SYNCHRONIZE = 17, CBID_MEM_FREE_V2 = 245 };
 enum { CBID_LAUNCH_KERNEL = 307, CBID_GRAPH_LAUNCH = 514, CBID_LAUNCH_KERNEL_EX = 652 };
 
 struct mock_function { /* what a CUfunction of the mock points to */
@@ -62,8 +64,16 @@ int cuMemcpyHtoD_v2(uint64_t to, const void *from, uint64_t bytes);
 int cuMemsetD8_v2(uint64_t to, unsigned char value, uint64_t bytes);
 int cuStreamSynchronize(void *stream);
 int cuStreamQuery(void *stream);
+int cuEventRecord(void *event, void *stream);
+int cuEventRecord_ptsz(void *event, void *stream);
+int cuEventRecordWithFlags(void *event, void *stream, unsigned flags);
+int cuEventRecordWithFlags_ptsz(void *event, void *stream, unsigned flags);
+int cuEventSynchronize(void *event);
+int cuCtxSynchronize(void);
+int cuMemFree_v2(uint64_t address);
+int other_obey(const char *line, long *answer); /* harness_other.c: the same of another user of CUPTI */
 int mock_nvtx_obey(const char *line, long *answer); /* mock_nvtx.c: does what a line says of NVTX; 0: it says nothing of it */
-void mock_cuda_wait(uint64_t ns); /* how long synchronizes and blocking copies take from now on */
+void mock_cuda_wait(uint64_t ns); /* how long synchronizes, blocking copies and frees take from now on */
 #endif
 
 #endif

@@ -202,7 +202,7 @@ def test_a_name_is_its_text_and_not_its_pointer(start: Start, listen: Listen) ->
 def test_long_names_come_in_parts(start: Start, listen: Listen) -> None:
     program = start().init()
     listener = listen(program)
-    names = ["n" * length for length in (1, 43, 44, 45, 88, 120)]
+    names = ["n" * length for length in (1, 39, 40, 41, 80, 120)]
     for name in names:
         program.launch(2, name)
     listener.expect(12)

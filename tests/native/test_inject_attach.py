@@ -30,6 +30,7 @@ time.sleep(60)
 """
 
 SPINNING = 16  # threads that launch without end
+EVERY_CALL = 12 + 89 + 5 + 3  # launches, copies and sets, waits, frees, of the driver API
 
 
 def detached(program: Any) -> bool:
@@ -63,7 +64,7 @@ def test_attaches_soon_after_the_lock(start: Start, listen: Listen) -> None:
     counters = program.counters
     assert (counters["subscribers"], counters["kinds_enabled"]) == (1, 3)
     assert counters["pool_limit"] == 16  # of CUPTI's buffers on the device
-    assert counters["callbacks_enabled"] == 12 + 89 + 5  # launches, copies and sets, waits, of the driver API
+    assert counters["callbacks_enabled"] == EVERY_CALL
 
 
 def test_a_lock_on_the_process_s_own_description_is_not_a_listener(start: Start, listen: Listen) -> None:
@@ -133,7 +134,7 @@ def test_a_new_sampler_before_the_next_launch_goes_on_and_gets_the_names_again(
     assert second.facts.epoch == 1
     assert (second.slots["kind"] == 5).sum() >= 1  # and a clock at once
     assert program.counters["subscribes"] == 1
-    assert program.counters["callbacks_enabled"] == 12 + 89 + 5  # no longer those that only the detach needs
+    assert program.counters["callbacks_enabled"] == EVERY_CALL  # no longer those that only the detach needs
 
 
 def test_a_new_sampler_after_the_detach_is_a_new_epoch(start: Start, listen: Listen) -> None:

@@ -195,6 +195,113 @@ def test_waits_say_for_which_stream(start: Start, listen: Listen, kit: Any) -> N
     assert program.faults == {}
 
 
+def follow_events(program: Any, kit: Any) -> None:
+    """The process is seen to wait for an event; from then on records of events are looked at."""
+    before = program.counters["callbacks_enabled"]
+    program.launch(1, how="await1", name="first")
+    kit.wait_for(lambda: program.counters["callbacks_enabled"] == before + 4, 3, "four more callbacks")
+
+
+def test_records_of_events_are_looked_at_by_those_who_wait_for_events(
+    start: Start, listen: Listen, kit: Any
+) -> None:
+    program = start().init()
+    listen(program)
+    before = program.counters["callbacks_enabled"]
+    program.launch(50, how="rec5:33")
+    program.launch(5, how="sync")
+    time.sleep(1.2)  # a look each second
+    assert program.counters["callbacks_enabled"] == before
+    assert program.counters["enters"] == 5
+    follow_events(program, kit)
+
+
+def test_waits_for_events_say_for_which_stream(start: Start, listen: Listen, kit: Any) -> None:
+    program = start().init()
+    listener = listen(program)
+    program.launch(2, how="rec5:33")  # not seen: nobody had waited for an event yet
+    follow_events(program, kit)
+    calls = (
+        ("await5", None), ("rec5:33", 0), ("await5", 33), ("rec6:34", 0), ("rec5:35", 0), ("await5", 35),
+        ("await6", 34), ("await9", None), ("flags9:36", 0), ("await9", 36), ("ptsz9:0", 0), ("await9", 8),
+        ("rec9:0", 0), ("await9", 7), ("fptsz9:0", 0), ("await9", 8), ("rec9:-1", 0), ("await9", 8),
+        ("rec-1:33", 0), ("await-1", None), ("ctxsync", None),
+    )  # fmt: skip
+    for how, _ in calls:
+        program.launch(1, how=how)
+    expected = [None] + [stream for _, stream in calls if stream != 0]
+    kit.wait_for(lambda: len(listener.read()) and len(listener.waits()) == len(expected))
+    waits = listener.waits()
+    waits = waits[np.argsort(waits["start_ns"])]
+    known = waits["flags"] == gpu_ring.WAIT_HAS_STREAM
+    assert [int(s) if k else None for s, k in zip(waits["stream"], known, strict=True)] == expected
+    assert waits["stream"][~known].tolist() == [0] * int((~known).sum())
+    assert program.faults == {}  # no handle was asked about that the driver had refused
+
+
+def test_many_events_push_each_other_out_and_are_never_mixed_up(
+    start: Start, listen: Listen, kit: Any
+) -> None:
+    program = start().init()
+    listener = listen(program)
+    follow_events(program, kit)
+    for number in range(2, 500):
+        program.launch(1, how=f"rec{number}:{1000 + number}")
+    for number in range(2, 500):
+        program.launch(1, how=f"await{number}")
+    kit.wait_for(lambda: len(listener.read()) and len(listener.waits()) == 499)
+    waits = listener.waits()[1:]
+    known = waits["flags"] == gpu_ring.WAIT_HAS_STREAM
+    assert (waits["stream"][known] == np.arange(1002, 1500)[known]).all()
+    assert known.mean() > 0.85
+
+
+def test_events_of_before_a_detach_are_not_known_after(start: Start, listen: Listen, kit: Any) -> None:
+    """Meanwhile they may have been recorded in another stream."""
+    program = start().init()
+    listener = listen(program)
+    follow_events(program, kit)
+    program.launch(1, how="rec5:33")
+    listener.close()
+    watcher = listen(program, lock=False)
+    watcher.reach("detaching")
+    program.launch(1, how="rec6:33")
+    watcher.reach("waiting")
+    again = listen(program)
+    program.launch(1, how="await5")
+    program.launch(1, how="rec5:34")  # at once: that it waits for events is known
+    program.launch(1, how="await5")
+    kit.wait_for(lambda: len(again.read()) and len(again.waits()) == 2)
+    assert again.waits()["flags"].tolist() == [0, gpu_ring.WAIT_HAS_STREAM]
+    assert again.waits()["stream"][1] == 34
+    assert program.faults == {}
+
+
+def test_a_free_that_takes_long_is_a_wait(start: Start, listen: Listen, kit: Any) -> None:
+    program = start().init()
+    listener = listen(program)
+    program.launch(50, how="free")
+    program.ask("wait 1000000")
+    program.launch(3, how="free")
+    kit.wait_for(lambda: len(listener.read()) and len(listener.waits()) >= 3)
+    waits = listener.waits()
+    assert len(waits) < 10  # the short ones were none
+    names = {listener.names()[number] for number in waits["name"].tolist()}
+    assert names == {b"cuMemFree_v2"}
+    assert (listener.facts.launches, listener.facts.records) == (0, 0)
+    assert program.faults == {}
+
+
+def test_event_records_are_part_of_the_cost(start: Start, listen: Listen, kit: Any) -> None:
+    program = start().init()
+    listener = listen(program)
+    follow_events(program, kit)
+    kit.wait_for(lambda: listener.facts.cost_ns > 0, 3)
+    before = listener.facts.cost_ns
+    program.launch(10_000, how="rec5:33")
+    kit.wait_for(lambda: listener.facts.cost_ns - before >= 10_000 * 500, 3)
+
+
 def test_a_cupti_that_cannot_tell_streams(kit: Any, start: Start, listen: Listen, tmp_path: Path) -> None:
     program = start(which=kit.build(tmp_path / "old", cupti=("-DMOCK_OLD",))).init()
     listener = listen(program)

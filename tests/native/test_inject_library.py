@@ -122,6 +122,9 @@ PARAMS_FIELDS = {
     "allow_multiple": "allowMultipleSubscribers",
 }  # fmt: skip
 STREAM_FIELDS = {"stream": "hStream"}
+EVENT_FIELDS = {"event": "hEvent"}
+RECORD_FIELDS = {"event": "hEvent", "stream": "hStream"}
+EVENT_RECORDS = ("Record", "Record_ptsz", "RecordWithFlags", "RecordWithFlags_ptsz")
 NEWER = {"allowMultipleSubscribers"}  # CUDA 13.0 does not have it yet
 NUMBERS = {
     "CUPTI_OK": "CUPTI_SUCCESS",
@@ -143,11 +146,46 @@ NUMBERS = {
     "CBID_MEMSET_D8_V2": "CUPTI_DRIVER_TRACE_CBID_cuMemsetD8_v2",
     "CBID_STREAM_SYNCHRONIZE": "CUPTI_DRIVER_TRACE_CBID_cuStreamSynchronize",
     "CBID_STREAM_QUERY": "CUPTI_DRIVER_TRACE_CBID_cuStreamQuery",
+    "CBID_EVENT_RECORD": "CUPTI_DRIVER_TRACE_CBID_cuEventRecord",
+    "CBID_EVENT_RECORD_PTSZ": "CUPTI_DRIVER_TRACE_CBID_cuEventRecord_ptsz",
+    "CBID_EVENT_RECORD_FLAGS": "CUPTI_DRIVER_TRACE_CBID_cuEventRecordWithFlags",
+    "CBID_EVENT_RECORD_FLAGS_PTSZ": "CUPTI_DRIVER_TRACE_CBID_cuEventRecordWithFlags_ptsz",
+    "CBID_EVENT_SYNCHRONIZE": "CUPTI_DRIVER_TRACE_CBID_cuEventSynchronize",
+    "CBID_CTX_SYNCHRONIZE": "CUPTI_DRIVER_TRACE_CBID_cuCtxSynchronize",
+    "CBID_MEM_FREE_V2": "CUPTI_DRIVER_TRACE_CBID_cuMemFree_v2",
+}
+NUMBERS_SINCE_13_3 = {
+    "ATTR_USER_DEFINED_RECORDS": "CUPTI_ACTIVITY_ATTR_USER_DEFINED_RECORDS",
+    "ATTR_SHARED_GRAPH_TRACE": "CUPTI_ACTIVITY_ATTR_ENABLE_MULTI_SUBSCRIBER_GRAPH_TRACE",
+}
+# What is called where there are several subscribers, with its number of arguments.
+SHARED_CALLS = {
+    "cuptiActivityRegisterCallbacks_v2": 3,
+    "cuptiActivityEnable_v2": 3,
+    "cuptiActivityDisable_v2": 3,
+    "cuptiActivityGetNextRecord_v2": 4,
+    "cuptiActivityGetNumDroppedRecords_v2": 4,
+    "cuptiActivityGetAttribute_v2": 4,
+    "cuptiGetTimestamp_v2": 2,
 }
 FIELD = (
     "_Static_assert(offsetof(struct {ours}, {field}) == offsetof({real}, {name}) && "
     'sizeof(((struct {ours} *)0)->{field}) == sizeof((({real} *)0)->{name}), "{real}.{name}");'
 )
+
+
+def _call(name: str, arguments: int) -> str:
+    """C that compiles when a real function takes so many arguments of the sizes that ours has.
+
+    All are pointers, but the 32-bit kinds, attributes and streams and 64-bit sizes, which zero converts to; a
+    count that differs does not compile, and the real one must return what ours does.
+    """
+    zeros = ", ".join(["0"] * arguments)
+    return (
+        f"static void call_{name}(void) {{ struct cupti_api *ours = 0; "
+        f"_Static_assert(sizeof({name}({zeros})) == sizeof(ours->{name}({zeros})), "
+        f'"{name}"); (void)ours; }}'
+    )
 
 
 def layout_program(headers: str, abi: str) -> str:
@@ -167,6 +205,8 @@ def layout_program(headers: str, abi: str) -> str:
         ("cupti_subscriber_params", "CUpti_SubscriberParams", PARAMS_FIELDS),
         ("cuda_stream_params", "cuStreamSynchronize_params", STREAM_FIELDS),
         ("cuda_stream_params", "cuStreamSynchronize_ptsz_params", STREAM_FIELDS),
+        ("cuda_event_params", "cuEventSynchronize_params", EVENT_FIELDS),
+        *(("cuda_event_params", f"cuEvent{name}_params", RECORD_FIELDS) for name in EVENT_RECORDS),
     ]:
         if f"}} {real};" not in headers:
             continue
@@ -174,7 +214,10 @@ def layout_program(headers: str, abi: str) -> str:
         lines += [FIELD.format(ours=ours, real=real, field=field, name=name) for field, name in known]
         if real.startswith("CUpti_ActivityKernel"):
             lines.append(FIELD.format(ours=ours, real=real, field="graph", name="graphId"))
-    lines += [f'_Static_assert((int){ours} == (int){real}, "{real}");' for ours, real in NUMBERS.items()]
+    numbers = {**NUMBERS, **(NUMBERS_SINCE_13_3 if "_MULTI_SUBSCRIBER_GRAPH_TRACE" in headers else {})}
+    lines += [f'_Static_assert((int){ours} == (int){real}, "{real}");' for ours, real in numbers.items()]
+    if "_MULTI_SUBSCRIBER_GRAPH_TRACE" in headers:
+        lines += [_call(name, count) for name, count in SHARED_CALLS.items()]
     for name in re.findall(r"\bCBID_(\w+) =", abi):
         lines.append(f'_Static_assert(CBID_{name} == CUPTI_DRIVER_TRACE_CBID_{name}, "{name}");')
     for name in ("Kernel13", "Memcpy7", "Memset5"):

@@ -31,7 +31,7 @@ class Ranges:
     def paths(self) -> dict[int, tuple[str, ...]]:
         slots = self.listener.read()
         table = PathTable()
-        assert table.add(slots[slots["kind"] == gpu_ring.PATH_PART].view(gpu_ring.PATHS)) == 0
+        assert table.add(slots[slots["kind"] == gpu_ring.PATH_PART].view(gpu_ring.TEXTS)) == 0
         found: dict[int, tuple[str, ...]] = {0: ()}
         for number, parent, name in table.order:
             found[number] = (*found[parent], name)
@@ -41,7 +41,7 @@ class Ranges:
         """How many ranges have ended, by path."""
         paths, slots = self.paths(), self.listener.slots
         table = PathTable()
-        table.add(slots[slots["kind"] == gpu_ring.PATH_PART].view(gpu_ring.PATHS))
+        table.add(slots[slots["kind"] == gpu_ring.PATH_PART].view(gpu_ring.TEXTS))
         rows, invalid = decode_ranges(slots[slots["kind"] == gpu_ring.RANGE].view(gpu_ring.RANGES), table)
         assert invalid == 0
         counts: Counter[tuple[str, ...]] = Counter()
@@ -210,6 +210,66 @@ def test_many_names_and_deep_nests_are_bounded(program: Any, listen: Listen) -> 
     assert sum(counts.values()) == wanted
     assert counts[("outer",)] > MAX_PATHS  # those without a name of their own are those of the range around
     assert listener.facts.dropped == 0
+
+
+def busy_until(program: Any, reached: Callable[[], bool], *, at_once: int, seconds: float = 8.0) -> None:
+    """Many short ranges, until something is reached."""
+    end = time.monotonic() + seconds
+    while not reached():
+        assert time.monotonic() < end
+        program.ask(f"ranges fast {at_once}")
+        time.sleep(0.002)
+
+
+def test_ranges_that_cost_too_much_count_as_the_one_around_them(program: Any, listen: Listen) -> None:
+    """Under a budget the deepest go first, the others stay; and all are followed again when they are few."""
+    program.init()
+    listener = listen(program, lock=False)
+    assert listener.ring.lock(100_000)  # two million calls a second: a fifth of the time, or a fiftieth
+    listener.reach("recording")
+    ranges = Ranges(listener)
+    assert program.ask("push outer") == "0"
+    busy_until(program, lambda: listener.facts.range_depth == 1, at_once=2000)
+    before = listener.facts.ranges
+    assert program.ask("push inner") == "1"
+    program.launch(5, threads=0)
+    assert program.ask("push_registered nccl all_reduce") == "2"
+    program.launch(7, threads=0)
+    assert program.ask("pop") == "1"  # of another domain than the innermost
+    program.launch(11, threads=0)
+    assert program.ask("pop_in nccl") == "1"
+    assert program.ask("pop") == "0"
+    facts = listener.facts
+    assert facts.range_depth == 1
+    assert facts.ranges == before + 1
+    assert program.ask("push next") == "0"
+    program.launch(13, threads=0)
+    assert program.ask("pop") == "0"
+    listener.expect(36)
+    assert ranges.launches() == {("outer",): 23, ("next",): 13}
+    end = time.monotonic() + 8
+    while listener.facts.range_depth is not None and time.monotonic() < end:
+        time.sleep(0.05)
+    program.ask("push outer")
+    program.ask("push inner")
+    program.launch(3, threads=0)
+    listener.expect(39)
+    assert ranges.launches()[("outer", "inner")] == 3
+    assert program.faults == {}
+
+
+def test_ranges_in_no_other_that_cost_too_much_are_left_alone(program: Any, listen: Listen) -> None:
+    program.init()
+    listener = listen(program, lock=False)
+    assert listener.ring.lock(1_000)
+    listener.reach("recording")
+    busy_until(program, lambda: listener.facts.range_depth == 0, at_once=300_000)
+    assert int(program.ask("push unheard")) < 0
+    program.launch(3, threads=0)
+    listener.expect(3)
+    assert Ranges(listener).launches() == {(): 3}
+    assert listener.facts.state == "recording"
+    assert program.faults == {}
 
 
 def test_children_have_no_ranges(program: Any, listen: Listen) -> None:

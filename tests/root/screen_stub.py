@@ -79,6 +79,10 @@ def main() -> None:
                 os.write(answer.fd, b"snapshot")
             say(op=answer.op, **answer.fields)
             answer.close()
+        elif verb == "discard":
+            control.send(link, "discard")
+            control.send(link, "attach", pid="x")  # an answer, after which the other is done, too
+            say(op=packet(link, "attached").op)
         elif verb == "nonsense":
             for body in (
                 b"x" * 100,

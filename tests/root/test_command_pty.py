@@ -8,6 +8,7 @@ import pty
 import select
 import signal
 import struct
+import subprocess
 import sys
 import termios
 import time
@@ -158,3 +159,31 @@ def test_w_saves_a_snapshot_though_the_screen_is_nobody(terminal: Terminal, tmp_
     opened = read_snapshot(path)
     assert opened.damage is None
     assert opened.history.series_defs
+
+
+def test_w_on_a_full_disk_names_the_file_and_leaves_nothing(tmp_path: Path) -> None:
+    """The screen is nobody, its parent has made the file; with room again the next one is saved."""
+    where = tmp_path / "disk"
+    where.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(where)], check=True)
+    terminal = Terminal(where)
+    try:
+        filler = where / "filler"
+        with filler.open("wb", buffering=0) as file, suppress(OSError):
+            while True:
+                file.write(b"x" * 4096)
+        terminal.until(lambda: b"quit" in terminal.out and b"memory" in terminal.out)
+        os.write(terminal.fd, b"w")
+        terminal.until(lambda: b"cannot write" in terminal.out)
+        terminal.until(lambda: list(where.iterdir()) == [filler])
+        filler.unlink()
+        os.write(terminal.fd, b"w")
+        terminal.until(lambda: b"Saved" in terminal.out)
+        os.write(terminal.fd, b"q")
+        terminal.until(terminal.ended, 5)
+        (path,) = where.iterdir()
+        assert read_snapshot(path).damage is None
+        assert b"descriptor" not in terminal.out
+    finally:
+        terminal.close()
+        subprocess.run(["umount", "-l", str(where)], check=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,9 +18,11 @@ import pytest
 
 from gpuprof.sampler import endpoint
 from gpuprof.sampler.server import Server
+from gpuprof.snapshots.errors import EXIT_NO_PERMISSION, EXIT_UNAVAILABLE, FileError
 from gpuprof.snapshots.file import read_snapshot
 from gpuprof.snapshots.frames import FrameKind, Hello, ProcessDef, Query, SourceStatus, Status
 from gpuprof.snapshots.history import History
+from gpuprof.snapshots.report import text_report
 
 pytestmark = pytest.mark.root
 
@@ -30,8 +33,8 @@ COMMAND = [sys.executable, "-I", "-c", "import sys; from gpuprof.tui.command imp
 class Service:
     """A sampler's server in a thread, with a history that the test fills."""
 
-    def __init__(self, path: str) -> None:
-        hello = Hello(1, "node", "boot", "6.1", 2, 5, 0, "0", 1, 99, 10, True)
+    def __init__(self, path: str, *, privileged: bool = True) -> None:
+        hello = Hello(1, "node", "boot", "6.1", 2, 5, 0, "0", 1, 99, 10, privileged)
         self.path = path
         self.history = History(hello)
         self.loop = asyncio.new_event_loop()
@@ -50,9 +53,9 @@ class Service:
         ready.wait()
         self.set_status()
 
-    def set_status(self, state: str = "ok") -> None:
-        cpu = SourceStatus("cpu", state)
-        self.history.set_status(Status(time.monotonic_ns(), [cpu], 0, 0, 0, 0))
+    def set_status(self, state: str = "ok", extra: SourceStatus | None = None) -> None:
+        sources = [SourceStatus("cpu", state), *([extra] if extra is not None else [])]
+        self.history.set_status(Status(time.monotonic_ns(), sources, 0, 0, 0, 0))
 
     def add(self, count: int, start_ns: int, seconds: float = 1.0) -> None:
         """`count` samples of stacks that do not compress."""
@@ -97,15 +100,18 @@ def record(*argv: str, environ: dict[str, str] | None = None) -> subprocess.Pope
 
 def wait_until_it_records(process: subprocess.Popen[str]) -> None:
     assert process.stderr is not None
-    line = process.stderr.readline()
-    assert "recording to" in line, line + process.stderr.read()
+    said = ""
+    while "recording to" not in said:
+        line = process.stderr.readline()
+        assert line, said
+        said += line
 
 
 def test_what_was_sampled_while_the_command_ran_is_in_the_file(service: Service, tmp_path: Path) -> None:
     path = tmp_path / "a.gpuprof"
     process = record("--socket", service.path, "-o", str(path), "--", "sh", "-c", "sleep 0.5; exit 3")
     wait_until_it_records(process)
-    service.add(5000, 10 * SECOND)
+    service.add(5000, time.monotonic_ns(), 0.1)
     _, err = process.communicate(timeout=20)
     assert process.returncode == 3, err
     assert "5,000 CPU samples" in err
@@ -118,7 +124,8 @@ def test_ctrl_c_ends_it_with_what_was_recorded(service: Service, tmp_path: Path)
     path = tmp_path / "a.gpuprof"
     process = record("--socket", service.path, "-o", str(path))
     wait_until_it_records(process)
-    service.add(100, 10 * SECOND)
+    service.add(100, time.monotonic_ns(), 0.01)
+    time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=20)
     assert process.returncode == 0, err
@@ -183,7 +190,7 @@ def test_a_sampler_that_ends_leaves_a_whole_file_and_the_command(service: Servic
     mark = tmp_path / "mark"
     process = record("--socket", service.path, "-o", str(path), "--", "sh", "-c", f"sleep 1; touch {mark}")
     wait_until_it_records(process)
-    service.add(100, 10 * SECOND)
+    service.add(100, time.monotonic_ns(), 0.01)
     time.sleep(0.5)
     service.loop.call_soon_threadsafe(service.stopping.set)
     _, err = process.communicate(timeout=20)
@@ -206,10 +213,11 @@ def test_a_full_disk_is_said_and_what_came_before_is_readable(service: Service, 
     path = small_disk / "a.gpuprof"
     process = record("--socket", service.path, "-o", str(path))
     wait_until_it_records(process)
+    begin_ns = time.monotonic_ns()
     for second in range(40):
         if process.poll() is not None:
             break
-        service.add(20_000, (10 + 11 * second) * SECOND, 11.0)
+        service.add(20_000, begin_ns + 11 * second * SECOND, 11.0)
         time.sleep(0.15)
     _, err = process.communicate(timeout=20)
     assert process.returncode == 3, err
@@ -218,6 +226,86 @@ def test_a_full_disk_is_said_and_what_came_before_is_readable(service: Service, 
     kept = read_snapshot(path).history.query(Query(1, "cpu", 0, 1 << 60)).total_weight[0]
     assert kept > 0
     assert kept % 20_000 == 0 or kept > 20_000
+
+
+@pytest.mark.parametrize("privileged", [True, False])
+def test_nothing_of_what_was_asked_for_is_an_exit_code(tmp_path: Path, privileged: bool) -> None:
+    """No CPU stacks and no GPU: the host's readings are kept, and a script can tell."""
+    made = Service(str(tmp_path / "s.sock"), privileged=privileged)
+    try:
+        made.set_status("failed")
+        path = tmp_path / "a.gpuprof"
+        argv = ("--socket", made.path, "-o", str(path))
+        process = record(*argv, "--for", "0.3s")
+        _, err = process.communicate(timeout=20)
+        assert process.returncode == (EXIT_UNAVAILABLE if privileged else EXIT_NO_PERMISSION), err
+        assert "neither CPU stacks nor anything of a GPU could be recorded" in err
+        assert "getting ready" not in err
+        assert read_snapshot(path).damage is None
+        for code in (0, 7):  # the command's own failure is the more telling one
+            process = record(*argv, "--force", "--", "sh", "-c", f"exit {code}")
+            _, err = process.communicate(timeout=20)
+            wanted = EXIT_UNAVAILABLE if privileged else EXIT_NO_PERMISSION
+            assert process.returncode == (code or wanted), err
+        made.set_status("ok", extra=SourceStatus("nvml", "ok"))
+        process = record(*argv, "--force", "--for", "0.3s")
+        _, err = process.communicate(timeout=20)
+        assert process.returncode == 0, err
+    finally:
+        made.stop()
+
+
+@pytest.mark.parametrize("device", ["/dev/full", "/dev/null"])
+def test_a_device_is_no_place_for_a_recording(service: Service, device: str) -> None:
+    process = record("--socket", service.path, "-f", "-o", device, "--for", "0.2s")
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 3
+    assert f"{device} is a device" in err
+    assert "--force" not in err
+    assert os.path.exists(device)
+
+
+def test_a_recorder_that_is_killed_leaves_most_and_reading_meanwhile_is_no_fault(tmp_path: Path) -> None:
+    path = tmp_path / "a.gpuprof"
+    process = record("--no-service", "-o", str(path))
+    lines = []
+    assert process.stderr is not None
+    while not any("recording to" in line for line in lines):
+        lines.append(process.stderr.readline())
+    assert "getting ready" in lines[0]
+    deadline, early = time.monotonic() + 20, set()
+    while time.monotonic() < deadline:
+        time.sleep(0.2)
+        try:
+            opened = read_snapshot(path)
+        except FileError as error:
+            early.add("is still being recorded" in error.message)
+            continue
+        assert opened.damage is None
+        assert opened.growing is not None
+        break
+    assert early <= {True}
+    process.kill()
+    process.communicate(timeout=20)
+    left = read_snapshot(path)
+    assert left.growing is None
+    assert left.damage is not None
+    assert "it was not closed: the first" in left.damage
+    first, last = left.history.span
+    assert last - first > 0.5 * SECOND
+
+
+def test_record_and_report_say_the_same_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "a.gpuprof"
+    process = record("--no-service", "-o", str(path), "--for", "2s", "--", "sh", "-c", "while :; do :; done")
+    _, err = process.communicate(timeout=60)
+    found = re.search(r"wrote .*: ([\d.]+) s, ([\d,]+) CPU samples", err)
+    assert found is not None, err
+    history = read_snapshot(path).history
+    text = text_report(history, Query(1, "cpu", *history.span))
+    assert f"({found[1]} s)" in text.split("\n")[1]
+    assert f"source    cpu ok; {found[2]} samples, 0 lost" in text
+    assert f"{found[2].replace(',', '')} CPU samples" in text
 
 
 def test_a_whole_sampler_of_its_own(tmp_path: Path) -> None:

@@ -207,6 +207,23 @@ def test_nobody_saves_through_its_parent(start: Callable[..., Run], tmp_path: Pa
     assert len(list(tmp_path.iterdir())) == 3
 
 
+def test_what_nobody_could_not_write_is_removed_by_its_parent(
+    start: Callable[..., Run], tmp_path: Path
+) -> None:
+    tmp_path.chmod(0o700)
+    run = start()
+    first, second = (Path(run.ask("save")["path"]) for _ in range(2))
+    run.ask("discard")
+    assert sorted(tmp_path.iterdir()) == [first]
+    run.ask("discard")  # of the last one only, and once
+    assert sorted(tmp_path.iterdir()) == [first]
+    third = Path(run.ask("save")["path"])
+    third.rename(second)
+    third.write_text("another's")
+    run.ask("discard")
+    assert sorted(tmp_path.iterdir()) == sorted([first, second, third])
+
+
 def test_the_screen_has_a_process_attached_to(start: Callable[..., Run]) -> None:
     """By the parent, which looks at what the screen asks for; what it loads is not the screen's to say."""
     run = start()

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,6 +20,8 @@ import pytest
 from gpuprof.snapshots.frames import FrameKind, Tree
 
 HERE = Path(__file__).parent
+# Tests are not imported from a package: what they share (pilot_screen.py) is found by its folder.
+sys.path.append(str(HERE))
 # The names of a hostile process, as shared/cases/names has them, for machines without that folder.
 HOSTILE_NAMES = [
     "python3", "[/x]", "[bold red]x", "a\x1b]0;owned\x07b", "tab\there", "nul\x00byte", "new\nline", "café",
@@ -115,15 +118,32 @@ def pty_screen() -> ModuleType:
     return _load("pty_screen")
 
 
+Listening = Callable[[Any], AbstractContextManager[str]]
+
+
 @pytest.fixture
-def node_socket(fake_node: ModuleType, tmp_path: Path) -> Iterator[tuple[Any, str]]:
+def listening(tmp_path: Path) -> Listening:
+    """With `listening(node) as path` a fake node with 40 s of past grows, and listens on a socket there."""
+
+    @contextmanager
+    def listen(node: Any) -> Iterator[str]:
+        now = time.monotonic_ns()
+        node.fill(now - 40 * 10**9, now)
+        path = str(tmp_path / "sampler.sock")
+        server = node.listener(path)
+        threading.Thread(target=node.run, daemon=True).start()
+        try:
+            yield path
+        finally:
+            node.stop()
+            server.close()
+
+    return listen
+
+
+@pytest.fixture
+def node_socket(fake_node: ModuleType, listening: Listening) -> Iterator[tuple[Any, str]]:
     """A fake node with 40 s of past that grows and listens: (node, path of its socket)."""
     node = fake_node.FakeNode(2)
-    now = time.monotonic_ns()
-    node.fill(now - 40 * 10**9, now)
-    path = str(tmp_path / "sampler.sock")
-    server = node.listener(path)
-    threading.Thread(target=node.run, daemon=True).start()
-    yield node, path
-    node.stop()
-    server.close()
+    with listening(node) as path:
+        yield node, path

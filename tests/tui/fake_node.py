@@ -43,7 +43,7 @@ from gpuprof.snapshots.history import History
 from gpuprof.snapshots.wire import Decoder, pack
 from gpuprof.snapshots.work_frames import RateQuery
 
-GPU_OFF = SourceStatus("gpu", "off", "no process has the injection library", "gpuprof-tui run -- CMD")
+GPU_OFF = SourceStatus("gpu", "off", "no process is set up to record GPU work", "gpuprof-tui run -- CMD")
 PYTHON, NATIVE, KERNEL = FrameKind.PYTHON, FrameKind.NATIVE, FrameKind.KERNEL_SPACE
 
 _RUNTIME = [

@@ -5,50 +5,19 @@ from __future__ import annotations
 
 import asyncio
 import re
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-from textual.pilot import Pilot
+from pilot_screen import screen_of, shows, text_of, until
 
 from gpuprof.snapshots.frames import Hello, SourceStatus, Status
 from gpuprof.tui.app import GpuprofApp
 from gpuprof.tui.screens.main import MainScreen
 from gpuprof.tui.transports import CommandTransport, HistoryTransport, SocketTransport
 from gpuprof.tui.widgets.styled import Lines
-
-
-def screen_of(app: GpuprofApp) -> MainScreen:
-    screen = app.screen_stack[0]
-    assert isinstance(screen, MainScreen)
-    return screen
-
-
-def text_of(app: GpuprofApp) -> str:
-    """Everything that is on the screen, as text."""
-    screen = app.screen
-    width, height = screen.size
-    lines = []
-    for strips in screen._compositor.render_strips() if hasattr(screen._compositor, "render_strips") else []:
-        lines.append(strips.text)
-    assert width
-    assert height
-    return "\n".join(lines)
-
-
-async def until(pilot: Pilot[None], condition: Callable[[], bool], timeout: float = 15.0) -> None:
-    end = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < end, f"did not happen; the screen is:\n{text_of(pilot.app)}"  # type: ignore[arg-type]
-        await pilot.pause(0.05)
-
-
-async def shows(pilot: Pilot[None], text: str) -> None:
-    await until(pilot, lambda: text in text_of(pilot.app))  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -190,10 +159,10 @@ async def test_other_trees_are_said_not_to_be_there(live: GpuprofApp) -> None:
     async with live.run_test(notifications=True, size=(120, 40)) as pilot:
         await shows(pilot, "[1 CPU]  [2 GPU time]")
         await pilot.press("2")
-        await shows(pilot, "no process has the injection library")
+        await shows(pilot, "no process is set up to record GPU work")
         await shows(pilot, "  gpuprof-tui run -- python train.py")
         await pilot.press("3")
-        await shows(pilot, "no process has the injection library")
+        await shows(pilot, "no process is set up to record GPU work")
         await pilot.press("4")
         await shows(pilot, "No off-CPU time")
         await shows(pilot, "Waits are recorded")
@@ -218,10 +187,10 @@ async def test_f_filters_and_capital_f_shows_the_whole_time(live: GpuprofApp) ->
         await shows(pilot, "drag or v: select a range")
 
 
-async def test_interpreter_frames_are_hidden_until_x(live: GpuprofApp, node_socket: tuple[Any, str]) -> None:
+async def test_internal_frames_are_hidden_until_x(live: GpuprofApp, node_socket: tuple[Any, str]) -> None:
     async with live.run_test(notifications=True, size=(250, 50)) as pilot:
-        await shows(pilot, "interpreter frames hidden, x shows them")
-        await shows(pilot, "__libc_start_main")
+        await shows(pilot, "internal frames hidden, x shows them")
+        assert "__libc_start_main" not in text_of(live)
         assert "Py_BytesMain" not in text_of(live)
         session = live.session
         assert session.tree is not None
@@ -229,25 +198,21 @@ async def test_interpreter_frames_are_hidden_until_x(live: GpuprofApp, node_sock
         live.session.feed.paused = True
         await pilot.press("x")
         await shows(pilot, "Py_BytesMain")
-        await shows(pilot, "interpreter frames shown (x)")
+        await shows(pilot, "__libc_start_main")
+        await shows(pilot, "internal frames shown (x)")
         assert session.tree.total_weight[0] == total
         assert len(session.tree.parent) > rows
         await pilot.press("x")
-        await shows(pilot, "interpreter frames hidden, x shows them")
+        await shows(pilot, "internal frames hidden, x shows them")
         assert len(session.tree.parent) == rows
 
 
 @pytest.fixture
-def bare_node(fake_node: ModuleType, tmp_path: Path) -> Iterator[str]:
+def bare_node(fake_node: ModuleType, listening: Callable[..., Any]) -> Iterator[str]:
     """A node with no NVML and no CPU stacks."""
     node = fake_node.FakeNode(0, nvml=False, cpu=False)
-    now = time.monotonic_ns()
-    node.fill(now - 10**10, now)
-    threading.Thread(target=node.run, daemon=True).start()
-    path = str(tmp_path / "s")
-    node.listener(path)
-    yield path
-    node.stop()
+    with listening(node) as path:
+        yield path
 
 
 async def test_nothing_works_and_the_screen_says_why(bare_node: str) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
-from textual.pilot import Pilot
+from pilot_screen import shows
 
 from gpuprof.snapshots.frames import NO_THREAD, FrameKind, Query
 from gpuprof.tui.app import GpuprofApp
@@ -17,17 +16,6 @@ from gpuprof.tui.transports import HistoryTransport
 
 START = 10**12
 SECOND = 10**9
-
-
-def text_of(app: GpuprofApp) -> str:
-    return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
-
-
-async def shows(pilot: Pilot[None], text: str) -> None:
-    end = time.monotonic() + 15
-    while text not in text_of(pilot.app):  # type: ignore[arg-type]
-        assert time.monotonic() < end, f"{text!r} did not come; the screen is:\n{text_of(pilot.app)}"  # type: ignore[arg-type]
-        await pilot.pause(0.05)
 
 
 def add_waits(node: Any, start_ns: int, end_ns: int) -> None:

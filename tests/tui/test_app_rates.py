@@ -2,46 +2,21 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
-from textual.pilot import Pilot
+from pilot_screen import screen_of, shows, until
 
 from gpuprof.snapshots.frames import FrameKind
 from gpuprof.tui.app import GpuprofApp
-from gpuprof.tui.screens.main import MainScreen
 from gpuprof.tui.transports import HistoryTransport, SocketTransport
 
 START = 10**12
 SECOND = 10**9
 KERNEL = "sm90_xmma_gemm_bf16<128, 256>"
-
-
-def screen_of(app: GpuprofApp) -> MainScreen:
-    screen = app.screen_stack[0]
-    assert isinstance(screen, MainScreen)
-    return screen
-
-
-def text_of(app: GpuprofApp) -> str:
-    return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
-
-
-async def until(pilot: Pilot[None], condition: Callable[[], bool], timeout: float = 20.0) -> None:
-    end = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < end, f"did not happen; the screen is:\n{text_of(pilot.app)}"  # type: ignore[arg-type]
-        await pilot.pause(0.05)
-
-
-async def shows(pilot: Pilot[None], text: str) -> None:
-    await until(pilot, lambda: text in text_of(pilot.app))  # type: ignore[arg-type]
 
 
 def go_to(app: GpuprofApp, name: str) -> None:
@@ -63,16 +38,10 @@ def recording(fake_node: ModuleType) -> GpuprofApp:
 
 
 @pytest.fixture
-def live(fake_node: ModuleType, tmp_path: Path) -> Iterator[tuple[Any, GpuprofApp]]:
+def live(fake_node: ModuleType, listening: Callable[..., Any]) -> Iterator[tuple[Any, GpuprofApp]]:
     node = fake_node.FakeNode(1, gpu_work=True)
-    now = time.monotonic_ns()
-    node.fill(now - 40 * SECOND, now)
-    path = str(tmp_path / "sampler.sock")
-    server = node.listener(path)
-    threading.Thread(target=node.run, daemon=True).start()
-    yield node, GpuprofApp(SocketTransport(path=path))
-    node.stop()
-    server.close()
+    with listening(node) as path:
+        yield node, GpuprofApp(SocketTransport(path=path))
 
 
 async def test_key_r_charts_a_kernel_and_takes_it_away(recording: GpuprofApp) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from pilot_screen import screen_of, text_of, until
 from textual.pilot import Pilot
 
 from gpuprof.tui import control
@@ -15,7 +16,6 @@ from gpuprof.tui.app import GpuprofApp
 from gpuprof.tui.control_client import ControlClient
 from gpuprof.tui.process_rows import ProcessRow
 from gpuprof.tui.screens.confirm import ConfirmScreen
-from gpuprof.tui.screens.main import MainScreen
 from gpuprof.tui.transports import SocketTransport
 
 ROW = ProcessRow(4711, 0, "ada", "train[/x]", 50.0, 2**30, 100.0, False)
@@ -26,14 +26,6 @@ def parent() -> Iterator[tuple[socket.socket, ControlClient]]:
     ours, theirs = control.pair()
     yield ours, ControlClient(theirs.detach())
     ours.close()
-
-
-async def until(pilot: Pilot[Any], condition: Callable[[], bool]) -> None:
-    for _ in range(200):
-        await pilot.pause(0.02)
-        if condition():
-            return
-    raise AssertionError(notes(pilot.app))
 
 
 def notes(app: Any) -> str:
@@ -49,14 +41,15 @@ async def asked(sock: socket.socket) -> control.Packet:
     raise AssertionError("nothing was asked")
 
 
-def table_of(app: GpuprofApp) -> MainScreen:
-    screen = app.screen_stack[0]
-    assert isinstance(screen, MainScreen)
-    return screen
+async def look(sock: socket.socket, answer: str = "attachable", **fields: str) -> None:
+    """The parent is asked whether it can be done before anybody else is asked anything."""
+    packet = await asked(sock)
+    assert (packet.op, packet.fields) == ("check", {"pid": "4711"})
+    control.send(sock, answer, **fields)
 
 
 async def press_a(app: GpuprofApp, pilot: Pilot[Any], row: ProcessRow) -> None:
-    screen = table_of(app)
+    screen = screen_of(app)
     await until(pilot, lambda: app.session.model.hello is not None)
     screen._last_process_ns = 1 << 62  # the rows below are what is shown
     screen.table.set_rows([row])
@@ -72,11 +65,14 @@ async def test_it_asks_then_attaches(
     app = GpuprofApp(SocketTransport(path=node_socket[1]), control=parent[1])
     async with app.run_test(notifications=True, size=(160, 40)) as pilot:
         await press_a(app, pilot, ROW)
-        assert isinstance(app.screen, ConfirmScreen)
+        await look(parent[0], message="")
+        await until(pilot, lambda: isinstance(app.screen, ConfirmScreen))
         await pilot.press("n")
         await pilot.pause()
         assert control.receive(parent[0]) is None
         await press_a(app, pilot, ROW)
+        await look(parent[0], message="")
+        await until(pilot, lambda: isinstance(app.screen, ConfirmScreen))
         await pilot.press("y")
         packet = await asked(parent[0])
         assert (packet.op, packet.fields) == ("attach", {"pid": "4711"})
@@ -91,12 +87,40 @@ async def test_a_refusal_is_told_and_stays_in_the_table(
     app = GpuprofApp(SocketTransport(path=node_socket[1]), control=parent[1])
     async with app.run_test(notifications=True, size=(160, 40)) as pilot:
         await press_a(app, pilot, ROW)
+        await look(parent[0], message="")
+        await until(pilot, lambda: isinstance(app.screen, ConfirmScreen))
         await pilot.press("enter")
         await asked(parent[0])
         control.send(parent[0], "refused", request="attach", message="gdb debugs it", hint="let it go")
         await until(pilot, lambda: "gdb debugs it" in notes(app))
         assert "let it go" in notes(app)
         assert app.attaching.refused == {4711: "gdb debugs it"}
+
+
+@pytest.mark.parametrize("columns", [60, 80, 90, 120])
+async def test_what_cannot_be_is_said_before_anything_is_asked_and_no_command_is_cut(
+    node_socket: tuple[Any, str], parent: tuple[socket.socket, ControlClient], columns: int
+) -> None:
+    app = GpuprofApp(SocketTransport(path=node_socket[1]), control=parent[1])
+    async with app.run_test(notifications=True, size=(columns, 30)) as pilot:
+        await press_a(app, pilot, ROW)
+        why, hint = "it does not use CUDA (yet)", "attach later, or start it with: gpuprof-tui run -- CMD"
+        await look(parent[0], "refused", request="check", message=why, hint=hint)
+        await until(pilot, lambda: app.attaching.refused == {4711: why})
+        await until(pilot, lambda: "-- CMD" in text_of(app))
+        assert not isinstance(app.screen, ConfirmScreen)
+
+
+async def test_a_process_that_has_the_library_needs_no_question(
+    node_socket: tuple[Any, str], parent: tuple[socket.socket, ControlClient]
+) -> None:
+    app = GpuprofApp(SocketTransport(path=node_socket[1]), control=parent[1])
+    async with app.run_test(notifications=True, size=(160, 40)) as pilot:
+        await press_a(app, pilot, ROW)
+        await look(parent[0], message="loaded")
+        await until(pilot, lambda: "has loaded the library already" in notes(app))
+        assert not isinstance(app.screen, ConfirmScreen)
+        assert app.attaching.refused == {}
 
 
 async def test_without_a_parent_it_shows_the_command(node_socket: tuple[Any, str]) -> None:
@@ -118,7 +142,7 @@ async def test_a_recorded_process_needs_nothing(node_socket: tuple[Any, str]) ->
 async def test_what_the_table_shows(node_socket: tuple[Any, str], size: tuple[int, int]) -> None:
     app = GpuprofApp(SocketTransport(path=node_socket[1]))
     async with app.run_test(size=size) as pilot:
-        screen = table_of(app)
+        screen = screen_of(app)
         await pilot.pause()
         screen._last_process_ns = 1 << 62
         rows = [

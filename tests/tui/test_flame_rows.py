@@ -9,9 +9,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from gpuprof.snapshots.errors import FrameError
-from gpuprof.snapshots.frames import Tree
+from gpuprof.snapshots.errors import FrameError, GpuprofError
+from gpuprof.snapshots.frames import FrameKind, Tree
 from gpuprof.snapshots.preorder import depths, preorder_ends
+from gpuprof.tui.rate_choice import choice_of
 from gpuprof.tui.widgets.flame_rows import FlameRows
 
 MakeTree = Callable[..., Tree]
@@ -168,3 +169,27 @@ def test_weight_by_binary(make_tree: MakeTree) -> None:
         ]
     )
     assert FlameRows(tree).weight_by_binary() == [("libc.so.6", 30.0), ("python", 20.0)]
+
+
+def test_many_processes_as_one_row_keep_their_state_while_more_come(make_tree: MakeTree) -> None:
+    def grown(count: int) -> FlameRows:
+        group = (1, f"python3 ({count} processes)", 0, FrameKind.PROCESS)
+        return FlameRows(make_tree([(0, "all", 0, FrameKind.ROOT), group, (2, "f", count), (1, "b", 900)]))
+
+    before, after = grown(302), grown(303)
+    assert before.path.tolist() == after.path.tolist()
+
+
+def test_what_a_row_of_many_processes_did_is_not_counted_as_that_of_one(make_tree: MakeTree) -> None:
+    rows = FlameRows(
+        make_tree([
+            (0, "all", 0, FrameKind.ROOT),
+            (1, "python3 (302 processes)", 0, FrameKind.PROCESS),
+            (2, "gemm", 5, FrameKind.GPU_KERNEL),
+            (1, "a (3 processes) (4711, 5 in its container)", 1, FrameKind.PROCESS),
+            (1, "b (12)", 1, FrameKind.PROCESS),
+        ])
+    )  # fmt: skip
+    with pytest.raises(GpuprofError, match="several processes"):
+        choice_of("gpu", rows, 1)
+    assert [choice_of("gpu", rows, node).pid for node in (0, 3, 4)] == [None, 4711, 12]

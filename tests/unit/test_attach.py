@@ -195,6 +195,23 @@ def test_a_request_is_answered(ends: tuple[socket.socket, socket.socket], helper
     assert "without an answer" in answer(requests, parent, screen).fields["message"]
 
 
+def test_a_look_changes_nothing(ends: tuple[socket.socket, socket.socket], helper: Path) -> None:
+    parent, screen = ends
+    requests = AttachRequests()
+    script(helper, "echo possible")
+    requests.begin(parent, "4711", "check")
+    assert answer(requests, parent, screen) == control.Packet("attachable", {"message": ""})
+    assert (helper.parent / "called").read_text().split()[:2] == ["--check", "4711"]
+    script(helper, r"printf 'refused\tloaded\tit has the library already\t\n'; exit 1")
+    requests.begin(parent, "4711", "check")
+    assert answer(requests, parent, screen) == control.Packet("attachable", {"message": "loaded"})
+    script(helper, r"printf 'refused\tno-cuda\tit does not use CUDA (yet)\tlater\n'; exit 1")
+    requests.begin(parent, "4711", "check")
+    packet = answer(requests, parent, screen)
+    assert packet.op == "refused"
+    assert packet.fields == {"request": "check", "message": "it does not use CUDA (yet)", "hint": "later"}
+
+
 def test_one_request_at_a_time_and_no_other_words(
     ends: tuple[socket.socket, socket.socket], helper: Path
 ) -> None:

@@ -164,7 +164,6 @@ class TestTimeScale:
             start = scale.time(column)
             assert scale.column(start) == scale.column(start + scale.cell_ns - 1) == column
         assert 0 <= scale.column(123_456_789_012_344) < columns
-        assert scale.snap(columns - 1, 0) == (scale.start_ns, scale.end_ns)
 
     def test_scrolling_moves_whole_columns(self) -> None:
         now, window, columns = 5_000 * SECOND, 60 * SECOND, 100

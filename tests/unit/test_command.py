@@ -7,11 +7,13 @@ import json
 import os
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from gpuprof.snapshots import chunks, file_lock
 from gpuprof.snapshots.errors import EXIT_BAD_FILE, EXIT_USAGE, GpuprofError
 from gpuprof.snapshots.file import SnapshotWriter
 from gpuprof.snapshots.frames import FrameKind, Hello, ProcessDef
@@ -221,10 +223,77 @@ def test_interpreter_frames_are_in_the_report_when_asked_for_and_always_in_json(
     assert "_PyObject_MakeTpCall" in as_json
 
 
+def test_a_report_says_when_in_wall_clock_time_and_where_python_code_is() -> None:
+    recording = str(next((Path(__file__).parents[2] / "snapshots/recorded").glob("pytorch*.gpuprof")))
+    report = json.loads(_run("report", recording, "--json", "--range", "30..31", "--min-percent", "1").stdout)
+    assert report["min_percent"] == 1
+    first, last = (datetime.fromisoformat(text) for text in report["range_wall"])
+    assert [round(moment.timestamp() * 1e6) for moment in (first, last)] == [
+        ns // 1000 for ns in report["range_epoch_ns"]
+    ]
+    assert (last - first).total_seconds() == pytest.approx(1)
+    assert first.tzinfo is not None
+    nodes, found = [report["root"]], 0
+    while nodes:
+        node = nodes.pop()
+        nodes += node["children"]
+        if node["kind"] == "python":
+            found += 1
+            assert node["file"]
+            assert node["line"] >= 1
+    assert found > 5
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--by-range"], "--tree gpu"),
+        (["--tree", "idle", "--scale"], "--tree gpu"),
+        (["--pid", "-1"], "'-1' is no process id"),
+        (["--pid", "python"], "no process id"),
+        (["--range", "-1..2"], "-1 s lies before the start of the file"),
+        (["--range=-5..3"], "-5 s lies before the start of the file"),
+        (["--range", ""], "empty"),
+        (["--range", ".5...5"], "empty: it ends where it starts"),
+        (["--range", "5..5"], "empty: it ends where it starts"),
+        (["--min-percent", "101"], "between 0 and 100"),
+        (["--min-percent", "nan"], "between 0 and 100"),
+        (["--min-percent", "-1"], "between 0 and 100"),
+        (["--tree", "wall"], "invalid choice"),
+    ],
+)
+def test_an_option_that_is_refused_says_why(snapshot: str, argv: list[str], words: str) -> None:
+    done = _run("report", snapshot, *argv)
+    assert done.returncode == EXIT_USAGE, done.stderr
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not done.stdout
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--host", "a", "record", "-o", "f"], "ssh NODE gpuprof-tui record"),
+        (["--hz", "5", "report", "f"], "--hz is for a sampler"),
+        (["--no-service", "demo"], "--no-service is for a sampler"),
+        (["--offcpu-all", "open", "f"], "--offcpu-all is for a sampler"),
+        (["record", "-o", "f", "--offcpu-threshold", "x"], "not between 0 and 4000 ms"),
+        (["record", "-o", "f", "--hz", "x"], "not between 1 and 999"),
+    ],
+)
+def test_an_option_that_would_be_ignored_is_refused(
+    argv: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        arguments.parse(argv)
+    assert caught.value.code == EXIT_USAGE
+    assert words in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("wrong", ["5..1", "x", "1..y", ""])
 def test_a_range_that_is_none_is_wrong_usage(snapshot: str, wrong: str) -> None:
     done = _run("report", snapshot, "--range", wrong)
-    assert done.returncode == (EXIT_USAGE if wrong else 0), done.stderr
+    assert done.returncode == EXIT_USAGE, done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -235,3 +304,21 @@ def test_a_torn_file_is_reported_with_what_is_left(snapshot: str) -> None:
     assert done.returncode == 0, done.stderr
     assert "work" in done.stdout
     assert done.stderr.startswith("gpuprof-tui: ")
+    report = json.loads(_run("report", snapshot, "--json").stdout)
+    assert "end mark is missing" in report["damage"]
+    assert "recording" not in report
+
+
+def test_a_file_that_is_still_being_recorded_is_reported_as_such(snapshot: str) -> None:
+    whole = Path(snapshot).read_bytes()
+    body = whole[: whole.rindex(b"\xf6GPCHUNK")]
+    Path(snapshot).write_bytes(chunks.file_header() + chunks.span_chunk() + body[body.index(b"D", 80) - 8 :])
+    with open(snapshot, "r+b") as writer:
+        file_lock.mark_written(writer.fileno())
+        done = _run("report", snapshot, "--json")
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["recording"] == "it is still being recorded: 0.9 s so far"
+        assert "damage" not in json.loads(done.stdout)
+        assert done.stderr == f"gpuprof-tui: {snapshot}: it is still being recorded: 0.9 s so far\n"
+    done = _run("report", snapshot)
+    assert "was not closed" in done.stderr

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from gpuprof.snapshots.frames import SourceStatus
 from gpuprof.tui import doctor
 from gpuprof.tui.doctor import Finding
+from gpuprof.tui.sampler_process import SamplerOptions
 
 
 @pytest.fixture
@@ -83,11 +85,16 @@ def test_terminals(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.isatty", lambda fd: True)
     for name in ("LC_ALL", "LC_CTYPE", "COLORTERM"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("LANG", "C.UTF-8")
+    started_with = {"LANG": "C.UTF-8"}
+    monkeypatch.setattr("gpuprof.tui.plain.first_environ", lambda: started_with)
+    monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
     assert findings(root)["terminal"].state == "ok"
-    monkeypatch.setenv("LANG", "C")
+    started_with["LANG"] = "C"
     assert findings(root)["terminal"].state == "note"
+    started_with["LANG"] = "C.UTF-8"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "no colours" in findings(root)["terminal"].detail
     monkeypatch.setenv("TERM", "dumb")
     assert findings(root)["terminal"].state == "missing"
 
@@ -125,3 +132,26 @@ def test_features_that_cannot_be_tried(line: str) -> None:
     found = tried(line)
     assert [one.state for one in found] == ["missing"]
     assert "could not be tried" in found[0].detail
+
+
+@pytest.mark.parametrize(
+    ("status", "state"),
+    [
+        (SourceStatus("nvml", "off", "no NVIDIA device on the PCI bus", "demo"), "note"),
+        (SourceStatus("gpu", "off", "no process is set up to record GPU work", "run"), "note"),
+        (SourceStatus("offcpu", "off", "no process uses a GPU, and none was picked", "pick"), "note"),
+        (SourceStatus("nvml", "failed", "the driver does not answer", "reboot"), "missing"),
+        (SourceStatus("cpu", "off", "needs root", "sudo"), "missing"),
+        (SourceStatus("offcpu", "failed", "no BTF", ""), "missing"),
+    ],
+)
+def test_what_is_not_there_or_not_asked_for_is_not_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], status: SourceStatus, state: str
+) -> None:
+    monkeypatch.setattr(doctor, "look_up", lambda path: [])
+    monkeypatch.setattr(doctor, "try_kernel", lambda: [])
+    monkeypatch.setattr(doctor, "_settled_sources", lambda options: ([status], ""))
+    assert doctor.run(SamplerOptions()) == (state == "missing")
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith(state)
+    assert status.reason in said[0]

@@ -8,7 +8,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
 
-from gpuprof.tui.widgets.styled import Line, Lines, ink, palette_for
+from gpuprof.tui.widgets.styled import Line, Lines, ink, palette_for, wrap
 
 WIDTH = 72
 _MARGIN = 4
@@ -38,8 +38,8 @@ class ConfirmScreen(ModalScreen[bool]):
     def _draw(self) -> None:
         palette, widget = palette_for(self), self.query_one(Lines)
         width = max(10, min(WIDTH, self.size.width - _MARGIN))
-        lines = [Line().add(self._question, ink(palette.text, bold=True), at_most=width), Line()]
-        lines += [Line().add(row, ink(palette.text)) for row in _wrapped(self._text, width)]
+        lines = [Line().add(row, ink(palette.text, bold=True)) for row in wrap(self._question, width)]
+        lines += [Line(), *(Line().add(row, ink(palette.text)) for row in wrap(self._text, width))]
         lines += [Line(), Line().add("y", ink(palette.accent, bold=True)).add(" yes    ", ink(palette.text))]
         lines[-1].add("n", ink(palette.accent, bold=True)).add(" no", ink(palette.text))
         widget.styles.width = width + _MARGIN
@@ -48,12 +48,3 @@ class ConfirmScreen(ModalScreen[bool]):
 
     def action_answer(self, yes: bool) -> None:
         self.dismiss(yes)
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    rows = [""]
-    for word in text.split():
-        if rows[-1] and len(rows[-1]) + 1 + len(word) > width:
-            rows.append("")
-        rows[-1] += (" " if rows[-1] else "") + word[:width]
-    return rows

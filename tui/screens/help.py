@@ -2,16 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
-from textual.geometry import Size
-from textual.screen import ModalScreen
-from textual.scroll_view import ScrollView
-from textual.strip import Strip
-
-from gpuprof.tui.widgets.styled import Line, ink, palette_for
+from gpuprof.tui.screens.page import Page
 
 HELP: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     (
@@ -38,7 +29,10 @@ HELP: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
             ("i", "icicle: the same tree as boxes, and back"),
             ("[ and ]", "less and more room for the charts"),
             ("Ctrl-L, Ctrl-Z", "draw the screen again; suspend (fg goes on)"),
-            ("w", "save a snapshot of the pinned range, or of the whole history"),
+            ("w", "save a snapshot of the pinned range, or of the whole history, as"),
+            ("", "gpuprof-HOST-DATE-TIME.gpuprof in the folder that gpuprof-tui was started in; it asks"),
+            ("", "nothing, replaces nothing, and says the whole path"),
+            ("m", "the whole summary, and all that does not work and what to do about it"),
             ("D", "open the bundled recording of a GPU run; D again goes back"),
         ),
     ),
@@ -114,9 +108,22 @@ HELP: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
                 "CPython's own functions around Python frames, how libc starts a program or thread, and",
             ),
             ("", "the kernel's way into a wait; hidden, their time is that of their caller"),
+            (
+                "(caller guessed)",
+                "this code has no unwind tables (made at run time, hand-written): what looked",
+            ),
+            (
+                "",
+                "like a return address on the stack was taken for its caller, so that the rows above it may",
+            ),
+            ("", "be wrong; those below are not"),
             ("other (n)", "n callees too small to show, summed, so that totals always add up"),
             ("[truncated: …]", "the stack could not be read to its root, and why"),
             ("stacks cut short", "how many samples of this tree those are"),
+            (
+                "last 30 s, live",
+                "what the tree is of until a range is pinned; + and - change the charts only",
+            ),
             ("util %", "share of the driver's window in which a kernel ran at all; not how full the GPU was"),
             ("SM, tensor, DRAM", "share of cycles in which those units worked (GPM)"),
             ("CPU %", "of one core: 250 is two and a half cores"),
@@ -128,55 +135,8 @@ HELP: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
 )
 
 
-class HelpText(ScrollView, can_focus=True):
-    """The text, drawn by line."""
-
-    ALLOW_SELECT = False
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up,k", "scroll_up", "up", show=False),
-        Binding("down,j", "scroll_down", "down", show=False),
-    ]
-
-    def on_mount(self) -> None:
-        self._build()
-
-    def on_resize(self) -> None:
-        self._build()
-
-    def _build(self) -> None:
-        self._lines: list[Line] = []
-        palette = palette_for(self)
-        width = max(20, self.size.width)
-        key_cells = 24 if width >= 70 else 16
-        for title, entries in HELP:
-            self._lines.append(Line().add(title, ink(palette.accent, bold=True)))
-            for key, meaning in entries:
-                rest = meaning.split()
-                first = True
-                while rest or first:
-                    line = Line().add("  " + (key if first else ""), ink(palette.lines[0])).pad_to(key_cells)
-                    text = ""
-                    while rest and len(text) + len(rest[0]) + 1 <= width - key_cells:
-                        text += rest.pop(0) + " "
-                    if not text and rest:
-                        text = rest.pop(0)
-                    self._lines.append(line.add(text, ink(palette.text)))
-                    first = False
-            self._lines.append(Line())
-        self.virtual_size = Size(self.size.width, len(self._lines))
-
-    def render_line(self, y: int) -> Strip:
-        row = y + round(self.scroll_y)
-        line = self._lines[row] if row < len(self._lines) else Line()
-        return line.strip(self.size.width, self.rich_style)
-
-
-class HelpScreen(ModalScreen[None]):
+class HelpScreen(Page):
     """Shown over the main screen; any of ? q Esc closes it."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,q,question_mark", "dismiss", "close", show=False),
-    ]
-
-    def compose(self) -> ComposeResult:
-        yield HelpText(id="help-text")
+    def __init__(self) -> None:
+        super().__init__(HELP)

@@ -28,13 +28,15 @@ from gpuprof.tui.widgets.header import Header
 from gpuprof.tui.widgets.icicle import Icicle
 from gpuprof.tui.widgets.process_table import ProcessTable
 from gpuprof.tui.widgets.prompt import FILTER, SEARCH, Prompt
-from gpuprof.tui.widgets.styled import Lines, palette_for
+from gpuprof.tui.widgets.styled import Line, Lines, palette_for
+from gpuprof.tui.widgets.summary import rows_for_summary, summary_lines
 
 if TYPE_CHECKING:
     from gpuprof.tui.app import GpuprofApp
 
 SIDE_BY_SIDE_COLUMNS = 130
 LEAST_SIDE_COLUMNS = 110  # below, the table stands beside the tree not even when asked for
+LEAST_COLUMNS, LEAST_ROWS = 40, 10  # below, nothing of use can be shown
 TINY_ROWS = 14
 NOTICE_ROWS_SMALL = 2
 LEAST_TREE_ROWS = 9
@@ -57,6 +59,7 @@ class MainScreen(Screen[None]):
         Binding("space", "pause", "pause", show=False, priority=False),
         Binding("i", "icicle", "icicle", show=False),
         Binding("p", "processes", "processes", show=False),
+        Binding("m", "notes", "notes", show=False),
         Binding("left_square_bracket", "share(-1)", "less charts", show=False),
         Binding("right_square_bracket", "share(1)", "more charts", show=False),
         Binding("n", "match(1)", "next match", show=False),
@@ -74,6 +77,9 @@ class MainScreen(Screen[None]):
         self._icicle = False
         self._table = "auto"  # auto, beside, alone, none
         self._last_process_ns = -(10**18)
+        self._header_height = 2
+        self._summary_rows = 0
+        self._summary_key: tuple[Any, ...] = ()
 
     def compose(self) -> ComposeResult:
         yield Header(self.session.model, id="header")
@@ -91,6 +97,7 @@ class MainScreen(Screen[None]):
             yield ProcessTable(id="table")
         yield Prompt(id="prompt")
         yield Lines(id="footer")
+        yield Lines(id="too-small")
 
     def on_mount(self) -> None:
         self.header = self.query_one(Header)
@@ -190,14 +197,11 @@ class MainScreen(Screen[None]):
                 match = f"/{clean(self.flame.needle, 40)}: not here"
         pane = self.flame.parent
         pane_width = pane.size.width if isinstance(pane, Vertical) else width
-        summary = status_bar.summary_lines(session, palette, width, max(1, self.size.height // 16))
-        shown = self.texts["summary"]
-        shown.display = bool(summary)
-        self._set_height(shown, max(1, len(summary)))
-        shown.show(summary)
+        self._update_summary()
         title = status_bar.tree_title(session, palette, pane_width, match, self.flame_view.has_focus)
         self._line("tree-title", title)
-        details = self.flame.details_lines(pane_width, 1 if self.size.height < 20 else 4)
+        height = self.size.height
+        details = self.flame.details_lines(pane_width, 1 if height < 24 else 2 if height < 34 else 4)
         widget = self.texts["details"]
         widget.display = self.size.height >= TINY_ROWS
         self._set_height(widget, len(details))
@@ -213,7 +217,23 @@ class MainScreen(Screen[None]):
         wanted = not self.session.model.gpus or len(self.gpuprof.sessions) > 1
         self._line("footer", status_bar.footer_line(palette, width, extra if wanted else ()))
 
-    def _line(self, name: str, line: Any) -> None:
+    def _update_summary(self) -> None:
+        """The main answer, in all the lines that it needs; charts make room for it."""
+        session, size = self.session, self.size
+        lines = summary_lines(session, palette_for(self), size.width, rows_for_summary(size.height))
+        shown = self.texts["summary"]
+        shown.display = bool(lines)
+        # While the question stays the same it keeps its rows, so that a live screen does not jump.
+        key = (session, session.feed.tree, session.feed.pinned, session.feed.gpu, size)
+        rows = max(len(lines), self._summary_rows) if lines and key == self._summary_key else len(lines)
+        if rows != self._summary_rows:
+            self._summary_rows = rows
+            self._arrange(self._header_height)
+        self._summary_key = key if lines else ()
+        self._set_height(shown, max(1, rows))
+        shown.show(lines)
+
+    def _line(self, name: str, line: Line) -> None:
         self.texts[name].show([line])
 
     @property
@@ -234,7 +254,8 @@ class MainScreen(Screen[None]):
         height, width = self.size.height, self.size.width
         if not height:
             return
-        left = height - header_rows - 1  # the footer
+        self._header_height = header_rows
+        left = height - header_rows - self._summary_rows - 1  # the footer
         least = LEAST_CHART_ROWS if height >= TINY_ROWS else 2
         charts = max(least, min(round(left * self._chart_share), left - LEAST_TREE_ROWS))
         self._set_height(self.header, header_rows)
@@ -258,7 +279,19 @@ class MainScreen(Screen[None]):
         if hasattr(self, "header"):
             if self.size.height < TINY_ROWS and self._table == "alone":
                 self._table = "none"  # what little room there is belongs to the tree
+            self._show_too_small()
             self.update_all(Change.NONE)
+
+    def _show_too_small(self) -> None:
+        """In place of fragments, in a window of no use: the size that would be of use."""
+        width, height = self.size
+        small = width < LEAST_COLUMNS or height < LEAST_ROWS
+        self.set_class(small, "-small")
+        if small:
+            lines = status_bar.too_small_lines(
+                width, height, f"{LEAST_COLUMNS}x{LEAST_ROWS}", palette_for(self)
+            )
+            self.texts["too-small"].show(lines)
 
     def _on_timer_update(self) -> None:
         """Redraws wait until the terminal has taken the last one; what changes meanwhile is drawn once, as it
@@ -298,7 +331,7 @@ class MainScreen(Screen[None]):
         self._set_filter(Filter(f"pid {event.pid}", pids=(event.pid,)))
         if self._table == "alone":
             self._table = "none"
-            self._arrange(self.header.size.height)
+            self._arrange(self._header_height)
         self._focus_tree()
 
     def on_process_table_attach_wanted(self, event: ProcessTable.AttachWanted) -> None:
@@ -394,8 +427,14 @@ class MainScreen(Screen[None]):
         order = ["none", "beside", "alone"] if roomy else ["none", "alone"]
         place = order.index(shown) if shown in order else 0
         self._table = order[(place + 1) % len(order)]
-        self._arrange(self.header.size.height)
+        self._arrange(self._header_height)
         self.set_focus(self.flame_view if self._table == "none" else self.table, scroll_visible=False)
+
+    def action_notes(self) -> None:
+        """The summary and the notices in full."""
+        from gpuprof.tui.screens.notes import NotesScreen
+
+        self.app.push_screen(NotesScreen(self.session))
 
     def action_icicle(self) -> None:
         """Tree or icicle; a message needs the tree's widget."""
@@ -416,7 +455,7 @@ class MainScreen(Screen[None]):
 
     def action_share(self, step: int) -> None:
         self._chart_share = min(0.9, max(0.1, self._chart_share + 0.08 * step))
-        self._arrange(self.header.size.height)
+        self._arrange(self._header_height)
 
     def action_match(self, step: int) -> None:
         self.flame.action_match(step)

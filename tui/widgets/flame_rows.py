@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from gpuprof.snapshots.errors import FrameError
 from gpuprof.snapshots.frames import FrameKind, Tree
 from gpuprof.snapshots.preorder import Bools, Ints, depths, preorder_ends
+from gpuprof.snapshots.process_groups import without_count
 
 Hashes = NDArray[np.uint64]
 
@@ -89,7 +90,8 @@ class FlameRows:
         """A hash of the names from the root to each node: equal paths in two trees have equal hashes (one
         process run)."""
         tree = self.tree
-        words = np.fromiter((hash(text) & (2**64 - 1) for text in tree.strings), np.uint64, len(tree.strings))
+        texts = map(without_count, tree.strings)
+        words = np.fromiter((hash(text) & (2**64 - 1) for text in texts), np.uint64, len(tree.strings))
         with np.errstate(over="ignore"):
             key = words[tree.name]
             key = key * _MULTIPLIER + words[tree.file]

@@ -4,6 +4,7 @@ is missing."""
 from __future__ import annotations
 
 import re
+import time
 
 from gpuprof.snapshots.frames import GpuFacts, SourceStatus
 from gpuprof.snapshots.names import clean, fit
@@ -24,9 +25,12 @@ from gpuprof.tui.widgets.styled import (
 
 FRESH_NS = 5 * 10**9  # a reading older than this is not what holds now
 _STATE_MARKS = {"ok": "●", "starting": "◌", "degraded": "◐", "off": "○", "failed": "✗"}
-_TITLES = {"cpu": "CPU", "nvml": "NVML", "gpu": "GPU time"}
+_TITLES = {"cpu": "CPU", "nvml": "NVML", "gpu": "GPU time", "offcpu": "off-CPU"}
 GAUGE_CELLS = 92
 GIB = 2**30
+NOTICE_S = 12.0  # for so long what does not work stands there in full, then in one line
+MORE = " m: all of it"
+_WHY = ": m says why, and what to do"
 
 
 def header_line(model: Model, width: int, palette: Palette, link: str, label: str) -> Line:
@@ -99,15 +103,7 @@ def notices(model: Model, palette: Palette, width: int, each: int = 9) -> list[L
     """What does not work and what to do about it, in at most `each` wrapped lines per source; nothing when
     all is well."""
     result: list[Line] = []
-    if model.status is None:
-        return result
-    for source in model.status.sources:
-        if source.state not in ("failed", "off", "degraded") or not source.reason:
-            continue
-        if (source.name == "cpu" and source.state != "degraded") or (
-            source.name == "gpu" and source.state == "off"
-        ):
-            continue  # said where the tree would be
+    for source in _noticed(model):
         title = _TITLES.get(source.name, clean(source.name, 12))
         title = "" if title in source.reason[:16] else f"{title}: "
         said = clean(source.reason, 300)
@@ -130,6 +126,34 @@ def notices(model: Model, palette: Palette, width: int, each: int = 9) -> list[L
             line = Line().add(" " + head, ink(palette.warning, bold=True))
             result.append(line.add(part[len(head) :], ink(palette.text)))
     return result
+
+
+def one_notice(model: Model, palette: Palette, width: int) -> list[Line]:
+    """The same in one line, which says how to see the rest; none when all is well."""
+    sources = _noticed(model)
+    if not sources:
+        return []
+    if len(sources) == 1:
+        whole = notices(model, palette, width)
+        if len(whole) == 1:
+            return whole
+        said, more = fit(" ".join(line.text.strip() for line in whole), max(width - 2 - len(MORE), 1)), MORE
+    else:
+        said = ", ".join(f"{_TITLES.get(one.name, clean(one.name, 12))} {one.state}" for one in sources)
+        more = _WHY
+    return [Line().add(" " + said, ink(palette.text)).add(more, ink(palette.accent))]
+
+
+def _noticed(model: Model) -> list[SourceStatus]:
+    """The sources that do not work as they could, without those of which the place of the tree tells."""
+    return [
+        source
+        for source in (model.status.sources if model.status is not None else [])
+        if source.state in ("failed", "off", "degraded")
+        and source.reason
+        and not (source.name == "cpu" and source.state != "degraded")
+        and not (source.name == "gpu" and source.state == "off")
+    ]
 
 
 def latest(model: Model, metric: str, gpu: str | None = None) -> float | None:
@@ -205,6 +229,8 @@ class Header(Lines):
         self.model = model
         self.link_text = ""
         self.label = ""
+        self._noticed: tuple[tuple[str, str], ...] = ()  # sources that do not work, and how
+        self._noticed_at = 0.0
 
     def update(self, max_lines: int, max_notices: int = 9) -> int:
         """Rebuild the lines for the current width; the number of lines wanted, at most `max_lines`, of which
@@ -213,7 +239,13 @@ class Header(Lines):
         palette = palette_for(self)
         model = self.model
         lines = [header_line(model, width, palette, self.link_text, self.label)]
-        said = notices(model, palette, width, max_notices)
+        states = tuple((source.name, source.state) for source in model.status.sources) if model.status else ()
+        if states != self._noticed:
+            self._noticed, self._noticed_at = states, time.monotonic()
+        if time.monotonic() - self._noticed_at > NOTICE_S:
+            said = one_notice(model, palette, width)
+        else:
+            said = notices(model, palette, width, max_notices)
         lines += self._gauges(width, palette, max(1, max_lines - 1 - min(len(said), 3)))
         lines += said
         lines = lines[:max_lines]

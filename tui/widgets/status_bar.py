@@ -6,18 +6,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpuprof.snapshots.frames import Tree
-from gpuprof.snapshots.gpu_tree import SUMMARY_SEPARATOR
 from gpuprof.snapshots.names import clean
-from gpuprof.snapshots.work_frames import Counted
 from gpuprof.tui.palette import Palette
 from gpuprof.tui.session import Session
 from gpuprof.tui.timescale import duration_text, wall_text
 from gpuprof.tui.tree_feed import GPU_TREES
-from gpuprof.tui.units import with_unit
 from gpuprof.tui.widgets.styled import Line, Paragraph, ink, pack_by_priority
 
 SIDE_NOTES = 90  # cells from which a title has room for a hint
-TABS = (("cpu", "[1 CPU]"), ("gpu", "[2 GPU time]"), ("idle", "[3 GPU idle]"), ("offcpu", "[4 off-CPU]"))
+ROOMY_KEYS = 100  # and the keys have room between them
+# As much of them as the line has room for beside the range, the filter and the search; they never go.
+TABS = (
+    (("cpu", "[1 CPU]"), ("gpu", "[2 GPU time]"), ("idle", "[3 GPU idle]"), ("offcpu", "[4 off-CPU]")),
+    (("cpu", "[1 CPU]"), ("gpu", "[2 GPU]"), ("idle", "[3 idle]"), ("offcpu", "[4 off]")),
+    (("cpu", "[1]"), ("gpu", "[2]"), ("idle", "[3]"), ("offcpu", "[4]")),
+)
 NAMES = {"gpu": "GPU time", "idle": "idle GPU time", "offcpu": "off-CPU time"}
 _AMOUNTS = {"gpu": "of GPU time", "idle": "of idle GPU time", "offcpu": "of waiting"}
 RUN_LINE = "gpuprof-tui run -- python train.py"
@@ -26,14 +29,15 @@ RECORD_LINE = "gpuprof-tui record -o run.gpuprof -- python train.py"
 KEYS = (
     (0, "q", "quit"),
     (1, "?", "help"),
-    (2, "v", "select"),
+    (1, "1-4", "trees"),
+    (1, "v", "select"),
+    (1, "w", "save"),
     (3, "/", "search"),
     (4, "f", "filter"),
-    (5, "1 2 3 4", "CPU, GPU, idle, off-CPU"),
-    (5, "w", "save"),
+    (5, "Tab", "focus"),
     (6, "p", "processes"),
+    (7, "m", "notes"),
     (7, "i", "icicle"),
-    (7, "Tab", "focus"),
     (8, "t", "threads"),
     (9, "space", "pause"),
 )
@@ -48,35 +52,11 @@ def range_text(session: Session, start_ns: int, end_ns: int) -> str:
     return f"{start} … {end} ({duration_text(length)})"
 
 
-def summary_lines(session: Session, palette: Palette, width: int, at_most: int) -> list[Line]:
-    """What the answer says about the range, a line for each device; none when it says nothing."""
-    said = session.tree.summary.split(SUMMARY_SEPARATOR) if session.tree and session.tree.summary else []
-    if session.feed.pinned is not None and session.rates.pinned:
-        said.append(", ".join(rate_text(name, counted) for name, counted in session.rates.pinned))
-    if not said:
-        return []
-    if len(said) > at_most:
-        said = [*said[: at_most - 1], SUMMARY_SEPARATOR.join(said[at_most - 1 :])]
-    return [Line().add(" " + clean(part, 400), ink(palette.text), at_most=width - 1) for part in said]
-
-
-def rate_text(name: str, counted: Counted) -> str:
-    """How often something was done in a range: "train step 5.02 /s (126 times)"."""
-    if counted.reason or not counted.recorded_ns:
-        return f"{clean(name, 60)}: {counted.reason or 'not recorded'}"
-    per_s = 1e9 / counted.recorded_ns
-    error = f" ± {with_unit(counted.error * per_s, '/s')}" if counted.error else ""
-    return f"{clean(name, 60)} {with_unit(counted.total * per_s, '/s')}{error} ({counted.total:,.0f} times)"
-
-
 def tree_title(session: Session, palette: Palette, width: int, match: str, focused: bool) -> Line:
     """Which tree this is: kind, range, filter, number of samples, incomplete stacks, matches."""
     feed, tree = session.feed, session.tree
     text, dim, accent = ink(palette.text), ink(palette.dim), ink(palette.accent, bold=True)
     items: list[tuple[int, Line]] = []
-    for kind, title in TABS:
-        lit = accent if kind == feed.tree else text if _available(session, kind) else dim
-        items.append((0 if kind == feed.tree else 3, Line().add(title, lit)))
     if feed.pinned is not None:
         chosen = Line().add(range_text(session, *feed.pinned), ink(palette.accent))
         items.append((1, chosen.add("  Esc lets go", dim) if width >= SIDE_NOTES else chosen))
@@ -85,7 +65,7 @@ def tree_title(session: Session, palette: Palette, width: int, match: str, focus
     elif feed.paused:
         items.append((1, Line().add("paused (space goes on)", ink(palette.warning))))
     elif session.link.was_open:
-        items.append((1, Line().add("last 30 s, live", ink(palette.good))))
+        items.append((1, Line().add("tree: last 30 s, live", ink(palette.good))))
     if feed.filter:
         kept = Line().add("filter: ", dim).add(clean(feed.filter.text, 60), ink(palette.warning, bold=True))
         items.append(
@@ -108,9 +88,10 @@ def tree_title(session: Session, palette: Palette, width: int, match: str, focus
         items.append((5, Line().add("by NVTX range (b)", dim)))
     if feed.by_thread:
         items.append((5, Line().add("by thread", dim)))
+    tabs = _tabs(session, palette, width - 2 - sum(2 + item.cells for place, item in items if place <= 2))
     if session.hidden_rows:
         count = f"{session.hidden_rows:,}"
-        left = width - 2 - sum(item.cells + 2 for _, item in items)
+        left = width - 4 - tabs.cells - sum(item.cells + 2 for _, item in items)
         texts = (
             f"{count} internal frames hidden, x shows them",
             f"{count} internal frames: x",
@@ -121,8 +102,23 @@ def tree_title(session: Session, palette: Palette, width: int, match: str, focus
     elif session.internals:
         items.append((5, Line().add("internal frames shown (x)", dim)))
     line = Line().add("▌" if focused else " ", accent)
-    for item in pack_by_priority(items, width - 2):
-        line.add("  " if line.cells > 1 else "").extend(item)
+    line.extend(tabs)
+    for item in pack_by_priority(items, max(width - 4 - tabs.cells, 0)):
+        line.add("  ").extend(item)
+    return line
+
+
+def _tabs(session: Session, palette: Palette, room: int) -> Line:
+    """The four trees, the one that is shown lit, in the longest form that fits."""
+    for forms in TABS:
+        line = Line()
+        for kind, title in forms:
+            shown = kind == session.feed.tree
+            known = ink(palette.text if _available(session, kind) else palette.dim)
+            lit = ink(palette.accent, bold=True) if shown else known
+            line.add(" " * (2 if forms is TABS[0] else 1) if line.cells else "").add(title, lit)
+        if line.cells <= room:
+            break
     return line
 
 
@@ -155,12 +151,25 @@ def amount(tree: Tree) -> str:
 def footer_line(palette: Palette, width: int, extra: Sequence[tuple[int, str, str]] = ()) -> Line:
     """The keys that matter, as many as fit."""
     items = []
+    gap = 3 if width >= ROOMY_KEYS else 2
     for priority, key, meaning in (*extra, *KEYS):
         items.append((priority, Line().add(key, ink(palette.accent)).add(" " + meaning, ink(palette.dim))))
     line = Line().add(" ")
-    for item in pack_by_priority(items, width - 2, gap=3):
-        line.add("   " if line.cells > 1 else "").extend(item)
+    for item in pack_by_priority(items, width - 2, gap=gap):
+        line.add(" " * gap if line.cells > 1 else "").extend(item)
     return line
+
+
+def too_small_lines(width: int, height: int, needs: str, palette: Palette) -> list[Line]:
+    """In the middle of a window of no use: that it is too small, and the size that would be of use."""
+    texts = [[f"window too small (needs {needs})"], ["window too small", f"(needs {needs})"]]
+    texts += [["too small", needs], ["too small"], [needs]]
+    fitting = (rows for rows in texts if max(map(len, rows)) <= width and len(rows) <= height)
+    rows = next(fitting, [needs[:width]])
+    lines = [Line() for _ in range((height - len(rows)) // 2)]
+    for row in rows:
+        lines.append(Line().add(" " * ((width - len(row)) // 2)).add(row, ink(palette.warning)))
+    return lines
 
 
 def link_text(session: Session) -> str:

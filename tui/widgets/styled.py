@@ -78,6 +78,11 @@ class Line:
         self.cells += other.cells
         return self
 
+    @property
+    def text(self) -> str:
+        """Without its styles."""
+        return "".join(segment.text for segment in self._segments)
+
     def strip(self, width: int, background: Style | None = None) -> Strip:
         """The line as a strip of exactly `width` cells."""
         strip = Strip(self._segments, self.cells)

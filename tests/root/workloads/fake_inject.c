@@ -33,22 +33,7 @@ EXPORT int fake_fd(void) { return ring.fd; }
 
 static void fake_name(uint32_t id, const char *name)
 {
-    uint32_t total = (uint32_t)strlen(name), offset = 0;
-    while (offset < total) {
-        struct ring_slot *slot = ring_next(&ring);
-        if (!slot)
-            return;
-        uint32_t part = total - offset < sizeof slot->name.text ? total - offset : (uint32_t)sizeof slot->name.text;
-        memset(slot, 0, sizeof *slot);
-        slot->kind = SLOT_NAME;
-        slot->flags = (uint8_t)part;
-        slot->epoch = 1;
-        slot->name.id = id;
-        slot->name.offset = offset;
-        slot->name.total = total;
-        memcpy(slot->name.text, name + offset, part);
-        offset += part;
-    }
+    ring_send_text(&ring, SLOT_NAME, 1, id, 0, name, (uint32_t)strlen(name));
 }
 
 EXPORT void fake_attach(void)

@@ -149,18 +149,20 @@ def generated(rng: random.Random) -> tuple[bytes, int]:
 
 
 def needlessly_complex(rng: random.Random) -> tuple[bytes, int]:
-    """FDEs of which each has a CIE of its own, all of them with the same long run of instructions."""
-    count = rng.randrange(40, 60)
-    head = struct.pack("<I", 0) + b"\x01\0\x01\x78\x10"
-    nops = bytes(rng.randrange(6000, 8000))
-    heads = (4 + len(head)) * count
-    section = b"".join(
-        struct.pack("<I", heads + len(nops) - (4 + len(head)) * n - 4) + head for n in range(count)
-    )
+    """FDEs of which each has a CIE of its own; all CIEs end in the same long run of instructions, and each
+    passes the heads of those after it as its augmentation data.
+    """
+    count, head = rng.randrange(40, 60), 16
+    nops = bytes(rng.randrange(8000, 10000))
+    section = b""
+    for n in range(count):
+        rest = head * (count - n - 1)
+        length = struct.pack("<II", head - 4 + rest + len(nops), 0)
+        section += length + b"\x01z\0\x01\x78\x10" + bytes((rest & 0x7F | 0x80, rest >> 7))
     section += nops
     for n in range(count):
-        back = len(section) + 4 - (4 + len(head)) * n
-        section += struct.pack("<IIQQ", 20, back, 0x1000 + 64 * n, 64)
+        back = len(section) + 4 - head * n
+        section += struct.pack("<IIQQB", 21, back, 0x1000 + 64 * n, 64, 0)
     return section, 0
 
 
@@ -223,7 +225,7 @@ def real_section() -> tuple[bytes, int]:
 
 
 def status_of(line: str) -> str:
-    return line.split()[0]
+    return line.split(maxsplit=1)[0]
 
 
 def test_the_parsers_on_hostile_sections(program: str, fuzz: Any) -> None:

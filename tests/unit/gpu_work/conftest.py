@@ -69,8 +69,8 @@ class Writer:
         self.put(row)
 
     def name(self, number: int, text: bytes, epoch: int = 1) -> None:
-        parts = [text[at : at + 44] for at in range(0, len(text), 44)]
-        rows = np.zeros(len(parts), gpu_ring.NAMES)
+        parts = [text[at : at + 40] for at in range(0, len(text), 40)]
+        rows = np.zeros(len(parts), gpu_ring.TEXTS)
         for n, part in enumerate(parts):
             rows[n] = (
                 gpu_ring.NAME_PART,
@@ -78,9 +78,10 @@ class Writer:
                 0,
                 epoch,
                 number,
-                44 * n,
+                0,
+                40 * n,
                 len(text),
-                part.ljust(44, b"\0"),
+                part.ljust(40, b"\0"),
             )
         self.put(rows)
 

@@ -30,7 +30,7 @@ EDGES = [0, 1, 2, 7, 31, 32, 33, (1 << 15) - 1, 1 << 15, (1 << 16) - 1]
 WIDE = [*EDGES, (1 << 31) - 1, 1 << 31, (1 << 32) - 1]
 WIDEST = [*WIDE, 1 << 40, (1 << 62) - 1, 1 << 62, (1 << 63) - 1, 1 << 63, (1 << 64) - 1]
 FLOATS = [0.0, -1.0, 0.5, 1.0, 3.5, 1e9, 2e9, 1e30, math.nan, math.inf, -math.inf, 5e-324]
-KINDS = [gpu_ring.WORK, gpu_ring.NAMES, gpu_ring.CLOCKS, gpu_ring.WAITS, gpu_ring.SPANS]
+KINDS = [gpu_ring.WORK, gpu_ring.TEXTS, gpu_ring.CLOCKS, gpu_ring.WAITS, gpu_ring.SPANS]
 
 
 def values(rng: np.random.Generator, name: str, dtype: np.dtype[Any], count: int, now_ns: int) -> Any:

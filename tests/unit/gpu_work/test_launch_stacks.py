@@ -132,6 +132,23 @@ def test_a_stack_whose_frames_were_lost_is_asked_for(history: History) -> None:
     assert fakes.stacks.truncated == 1
 
 
+def test_a_stack_that_was_seen_before_counts_as_often(history: History) -> None:
+    """Truncated stacks are counted for each launch; frames that come again replace those of before."""
+    fakes = Fakes()
+    fakes.consume(history, record(11, 1, words=(30, 2)), record(22, 2, words=(40, 1)))
+    for n in range(3):
+        (found,) = fakes.consume(history, record(11, 10 + n), record(22, 20 + n), record(11, 30 + n))
+        assert [names(history, stack) for stack in found.stack.tolist()] == [
+            ["f30", "f2"], ["f40", "f1"], ["f30", "f2"],
+        ]  # fmt: skip
+    assert fakes.stacks.truncated == 7
+    (found,) = fakes.consume(history, record(11, 50, words=(31, 30, 1)), record(11, 51))
+    assert [names(history, stack) for stack in found.stack.tolist()] == [["f31", "f30", "f1"]] * 2
+    (found,) = fakes.consume(history, record(11, 52))
+    assert names(history, int(found.stack[0])) == ["f31", "f30", "f1"]
+    assert fakes.stacks.truncated == 7
+
+
 def test_new_generations(history: History) -> None:
     fakes = Fakes()
     fakes.consume(history, record(11, 1, words=(30, 1)))

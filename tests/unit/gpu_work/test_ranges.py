@@ -28,7 +28,7 @@ MS = 10**6
 def parts(number: int, parent: int, name: bytes) -> Any:
     """The slots of a path's name, as the library writes them."""
     texts = [name[at : at + 40] for at in range(0, len(name), 40)] or [b""]
-    rows = np.zeros(len(texts), gpu_ring.PATHS)
+    rows = np.zeros(len(texts), gpu_ring.TEXTS)
     for n, text in enumerate(texts):
         rows[n] = (
             gpu_ring.PATH_PART,
@@ -118,7 +118,7 @@ def test_random_slots_raise_nothing(session: GpuSession, writer: Any, history: H
         rows = random.integers(0, 256, (2000, 64), np.uint8).view(gpu_ring.WORK).reshape(-1).copy()
         rows["kind"] = random.choice([gpu_ring.PATH_PART, gpu_ring.RANGE, gpu_ring.KERNEL], len(rows))
         small = random.random(len(rows)) < 0.5
-        paths = rows.view(gpu_ring.PATHS)
+        paths = rows.view(gpu_ring.TEXTS)
         paths["id"][small] %= 50
         paths["parent"][small] %= 50
         paths["offset"][small] = 0
@@ -155,7 +155,7 @@ def test_from_the_ring_to_work_rates(session: GpuSession, writer: Any, history: 
     writer.work([20] * 4, [end - 1000 for end in ends[:4]], ends[:4], graph=9, path=2)
     writer.put(ranges((now, now + MS, 2, 1), (now, now + MS, 1, 1), (now, now + MS + 1, 2, 41)))
     later = now + 2 * 10**9
-    join.add_work(session, session.decode(session._ring.slots(), later), later)
+    join.add_work(session, session.decode(session._ring.words(), later), later)
     ((_, rows),) = history.gpu_work_between(0, 1 << 62)
     paths = [names_of(history, stack) for stack in rows.columns["nvtx"].tolist()]
     assert paths == [["step", "forward"]] * 6 + [["step"]] * 3 + [[]] + [["step", "forward"]] * 4

@@ -13,7 +13,7 @@ import pytest
 
 from gpuprof.sampler import gpu_ring
 from gpuprof.sampler.gpu_clock import GpuClock
-from gpuprof.sampler.gpu_coverage import COPY, KERNEL, WINDOW_NS, Coverage
+from gpuprof.sampler.gpu_coverage import KERNEL
 from gpuprof.sampler.gpu_join import HOLD_NS, WorkJoin
 from gpuprof.sampler.gpu_names import MAX_FULL_BYTES, NameTable
 from gpuprof.sampler.gpu_session import GpuSession
@@ -21,7 +21,6 @@ from gpuprof.sampler.gpu_work_status import describe_state
 from gpuprof.sampler.launch_stacks import Launches
 from gpuprof.snapshots import report
 from gpuprof.snapshots.frames import FrameKind, Query
-from gpuprof.snapshots.gaps import union
 from gpuprof.snapshots.history import History
 from gpuprof.snapshots.names import MAX_FULL_NAME
 
@@ -87,10 +86,10 @@ def test_pairs_that_lie() -> None:
 
 
 def parts(number: int, text: bytes, **fields: int) -> Any:
-    pieces = [text[at : at + 44] for at in range(0, len(text), 44)]
-    rows = np.zeros(len(pieces), gpu_ring.NAMES)
+    pieces = [text[at : at + 40] for at in range(0, len(text), 40)]
+    rows = np.zeros(len(pieces), gpu_ring.TEXTS)
     for n, piece in enumerate(pieces):
-        rows[n] = (gpu_ring.NAME_PART, len(piece), 0, 1, number, 44 * n, len(text), piece.ljust(44, b"\0"))
+        rows[n] = (gpu_ring.NAME_PART, len(piece), 0, 1, number, 0, 40 * n, len(text), piece.ljust(40, b"\0"))
     for name, value in fields.items():
         rows[name] = value
     return rows
@@ -128,7 +127,7 @@ def test_names_that_lie() -> None:
     assert table.add(parts(7, b"abc", length=255)) == 1  # longer than a slot
     for number in range(1, 1000):
         table.add(long[[0]] if number == 5 else parts(number, b"y" * 132)[[0]])
-    assert len(table._partial) <= 64
+    assert len(table._parts._partial) <= 64
     assert table.add(parts(7, b"fine")) == 0
     assert table.leaves[int(table.kernels(np.array([7], np.uint32))[0])][0] == "fine"
 
@@ -214,11 +213,11 @@ def test_full_names_are_bounded() -> None:
         name = (
             b"_Z%d" % 3000 + b"k%05d" % number + b"x" * 2994 + b"v"
         )  # a function of a name of 3000 characters
-        parts = np.zeros(-(-len(name) // 44), gpu_ring.NAMES)
+        parts = np.zeros(-(-len(name) // 40), gpu_ring.TEXTS)
         for n, part in enumerate(parts):
-            text = name[44 * n : 44 * n + 44]
-            part["id"], part["offset"], part["total"], part["length"] = number, 44 * n, len(name), len(text)
-            part["text"] = text.ljust(44, b"\0")
+            text = name[40 * n : 40 * n + 40]
+            part["id"], part["offset"], part["total"], part["length"] = number, 40 * n, len(name), len(text)
+            part["text"] = text.ljust(40, b"\0")
         assert table.add(parts) == 0
     assert len(table.full) == len(table.leaves)
     assert max(map(len, table.full)) == MAX_FULL_NAME
@@ -374,7 +373,7 @@ def test_correlation_ids_wrap(writer: Any, session: GpuSession, history: History
     join.add_launches([launches(history, session, old), launches(history, session, new)])
     starts = np.array([now + 50, now + 160, now + 250, now + SECOND + 100])
     writer.work([0xFFFFFFFF, 0, 1, 1], starts, starts + np.array([100, 10, 50, 500]))
-    (work,) = [session.decode(session._ring.slots(), now + 2 * SECOND)]
+    (work,) = [session.decode(session._ring.words(), now + 2 * SECOND)]
     join.add_work(session, work, now + 2 * SECOND)
     assert {path[1]: weight for path, weight in paths(history).items()} == {
         "a": 100,
@@ -382,64 +381,6 @@ def test_correlation_ids_wrap(writer: Any, session: GpuSession, history: History
         "c": 50,
         "d": 500,
     }
-
-
-# -------------------------------------------------------------------------------------------------- coverage
-
-
-def test_busy_windows(history: History, gpu: str) -> None:
-    """Two overlapping streams are busy once; a kernel that spans windows counts in each."""
-    begin = 50 * WINDOW_NS
-    coverage = Coverage(history, begin)
-    w = WINDOW_NS
-    starts, ends = np.array([0, w // 4, 2 * w]) + begin, np.array([w // 2, w // 2 + 7, 4 * w]) + begin
-    coverage.add(gpu, starts.astype(np.uint64), ends.astype(np.uint64), kind=KERNEL)
-    coverage.add(gpu, np.array([begin + w], np.uint64), np.array([begin + w + w // 10], np.uint64), kind=COPY)
-    coverage.write(begin + 3 * w + SECOND, {gpu})
-    coverage.write(begin + 5 * w + SECOND, {gpu})
-    defs, columns = history.readings_between(0, 1 << 62)
-    found: dict[str, list[float]] = {}
-    for series, start, end, value in zip(*(columns[n].tolist() for n in columns), strict=True):
-        assert end - start == w
-        found.setdefault(defs[series].metric, []).append(round(value, 4))
-    assert found["gpu_kernel_busy_percent"] == [50.0, 0.0, 100.0, 100.0, 0.0]
-    assert found["gpu_copy_busy_percent"] == [0.0, 10.0, 0.0, 0.0, 0.0]
-
-
-def test_observed_only_when_all_record(history: History, gpu: str) -> None:
-    coverage = Coverage(history, 10 * SECOND)
-    always = union([0], [20 * SECOND])
-    coverage.write_observed(11 * SECOND, {gpu: [5, 6], "GPU-empty": []}, {5: always})
-    coverage.write_observed(12 * SECOND, {gpu: [5, 6], "GPU-empty": []}, {5: always, 6: always})
-    defs, columns = history.readings_between(0, 1 << 62)
-    found = [
-        (defs[series].metric, defs[series].gpu, defs[series].pid, value, start, end)
-        for series, start, end, value in zip(*(columns[n].tolist() for n in columns), strict=True)
-    ]
-    observed = [(g, v, s // SECOND, e // SECOND) for m, g, _, v, s, e in found if m == "gpu_observed"]
-    assert observed == [
-        (gpu, 0.0, 10, 11),
-        ("GPU-empty", 1.0, 10, 11),
-        (gpu, 1.0, 11, 12),
-        ("GPU-empty", 1.0, 11, 12),
-    ]
-    assert [(p, v) for m, _, p, v, *_ in found if m == "proc_recording"] == [
-        (5, 1.0),
-        (6, 0.0),
-        (5, 1.0),
-        (6, 1.0),
-    ]
-
-
-def test_a_flood_of_intervals_is_bounded(history: History, gpu: str) -> None:
-    coverage = Coverage(history, 0)
-    for n in range(20):
-        starts = np.arange(30_000, dtype=np.uint64) * np.uint64(10) + np.uint64(n * 300_000)
-        coverage.add(gpu, starts, starts + np.uint64(5), kind=KERNEL)
-    assert (
-        sum(len(part) for part, _ in coverage._waiting.get((gpu, 0), [])) + len(coverage._busy[gpu, 0])
-        <= 1 << 17
-    )
 
 
 # ---------------------------------------------------------------------------------------------------- status

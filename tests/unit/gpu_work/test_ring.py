@@ -18,6 +18,7 @@ import pytest
 from gpuprof.sampler import gpu_discovery, gpu_ring
 from gpuprof.sampler.gpu_ring import GpuRing
 from gpuprof.sampler.gpu_session import GpuSession
+from gpuprof.sampler.processes import describe
 from gpuprof.snapshots.errors import GpuprofError
 
 OFD_GETLK = 36
@@ -62,8 +63,23 @@ def test_a_pipe_is_no_ring() -> None:
 @pytest.mark.parametrize(("at", "value"), [(0, 7), (8, 1), (12, 1), (16, 1 << 31), (20, 0)])
 def test_another_layout_is_refused(writer: Any, at: int, value: int) -> None:
     struct.pack_into("<I", writer.map, at, value)
+    fd = own(writer.fd)
     with pytest.raises(GpuprofError, match="another layout"):
-        GpuRing(own(writer.fd))
+        GpuRing(fd)
+    os.close(fd)  # it is still the caller's
+
+
+def test_a_process_with_another_layout_is_refused_and_both_its_descriptors_are_closed(writer: Any) -> None:
+    """As of a program that runs since before an upgrade."""
+    struct.pack_into("<I", writer.map, 8, gpu_ring.VERSION + 1)
+    process = describe(os.getpid())
+    assert process is not None
+    fd, pidfd = own(writer.fd), os.pidfd_open(os.getpid())
+    with pytest.raises(GpuprofError, match="another layout"):
+        GpuSession(gpu_discovery.FoundRing(process, pidfd, fd, writer.fd, (0, 0)))
+    for number in (fd, pidfd):
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(number)
 
 
 def test_the_lock_lasts_as_long_as_the_reader(writer: Any) -> None:
@@ -151,13 +167,13 @@ def test_a_ring_that_is_always_full_takes_its_share_only(
     writer: Any, session: GpuSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ring = session._ring
-    real = ring.slots
+    real = ring.words
 
     def again(limit: int) -> Any:
         writer.set_head(writer.head + 8192)
         return real(limit)
 
-    monkeypatch.setattr(ring, "slots", again)
+    monkeypatch.setattr(ring, "words", again)
     began = time.thread_time()
     for _ in range(10):
         session.read(time.monotonic_ns())

@@ -317,6 +317,36 @@ def test_costs(writer: Any, session: GpuSession, history: History) -> None:
     assert len(readings(history)["proc_gpu_overhead_percent"]) == 1
 
 
+def test_what_is_left_out_of_nvtx_is_said(writer: Any, session: GpuSession, history: History) -> None:
+    costs = Costs(history, 10_000)
+    assert session.facts.range_depth is None
+    assert costs.words([session]) == ""
+    said = []
+    for number in (1, 2, 3):  # ranges within so many others, less one, are left out
+        struct.pack_into("<I", writer.map, 1360, number)
+        session.look(time.monotonic_ns())
+        said.append(costs.words([session]).removesuffix(" (--gpu-overhead 1%)"))
+    assert said == [
+        "NVTX ranges are not followed: they are too many",
+        "NVTX ranges within 1 other count as the one around them",
+        "NVTX ranges within 2 others count as the one around them",
+    ]
+
+
+def test_sharing_cupti_is_said_and_no_fault(writer: Any, session: GpuSession) -> None:
+    message = b"shares CUPTI with torch: until that one is gone, to detach does not give native speed"
+    writer.map[608 : 608 + len(message)] = message
+    session.look(time.monotonic_ns())
+    said = f"pid {session.pid} {message.decode()}"
+    assert describe_state([session], {}, None, 0, "") == ("ok", said, "")
+    assert describe_state([session], {}, None, 0, "", budget="b") == ("ok", f"b; {said}", "")
+    state, reason, _ = describe_state([session], {7: "no"}, None, 0, "")
+    assert (state, reason) == ("degraded", f"pid 7: no; {said}")
+    struct.pack_into("<I", writer.map, 32, 3)  # refused: whatever it says, nothing is recorded
+    session.look(time.monotonic_ns())
+    assert describe_state([session], {}, None, 0, "")[0] == "degraded"
+
+
 def test_delays_are_means(history: History, gpu: str) -> None:
     delay = LaunchDelay(history)
     delay.write(10 * SECOND)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpuprof.sampler.frame_ids import FrameIds
-from gpuprof.sampler.merge import Group, find_hosts, merge
+from gpuprof.sampler.merge import Group, merge
 from gpuprof.snapshots.frames import FrameKind
 
 PYTHON = "libpython3.11.so.1.0"
@@ -200,12 +200,3 @@ def test_an_empty_group_hides_its_loop_only(names: Names) -> None:
         "main",
         "_start",
     ]
-
-
-def test_find_hosts() -> None:
-    sp0, distances = 1000, [0, 10, 20]  # frames at 1000, 1080, 1240
-    addresses = [999, 1000, 1079, 1080, 1240]
-    assert find_hosts(addresses, sp0, distances, True) == (None, 0, 0, 1, 2)
-    assert find_hosts(addresses, sp0, distances, False) == (None, 0, 0, 1, None)  # its extent is not known
-    assert find_hosts([1000, 1100], sp0, [0, 10, 0xFFFF, 4], True) == (0, None)  # nor what is behind a leap
-    assert find_hosts([1000], sp0, [], True) == (None,)

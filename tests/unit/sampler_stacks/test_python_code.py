@@ -6,14 +6,16 @@ import json
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from types import CodeType
 
 import pytest
 
 from gpuprof.sampler.maps import read_maps
 from gpuprof.sampler.python_code import RECHECK_NS, CodeReader
-from gpuprof.sampler.python_lines import LineTable
+from gpuprof.sampler.python_lines import LineTable, _shared
 from gpuprof.sampler.python_runtime import UnsupportedPython, find_python
 
 Child = Callable[[str, str], tuple[subprocess.Popen[bytes], bytes]]
@@ -170,3 +172,35 @@ def test_a_process_without_python_has_none() -> None:
 def test_torn_line_tables(version: tuple[int, int], table: bytes) -> None:
     lines = LineTable(version, table, 10)
     assert all(line >= 0 for line in (lines.line(offset) for offset in (-1, 0, 1, 1000, 1 << 30)))
+
+
+def own_codes(count: int, table: bytes) -> list[CodeType]:
+    """Code objects of this process, all with the same line table but with first lines of their own."""
+    code = own_codes.__code__
+    return [
+        code.replace(co_firstlineno=n + 1, co_linetable=table, co_exceptiontable=b"") for n in range(count)
+    ]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="makes a location table")
+@pytest.mark.parametrize(("count", "lines"), [(40, 500_000), (20_500, 3)])
+def test_what_is_kept_of_a_process_is_bounded(count: int, lines: int) -> None:
+    """A process may have any number of code objects, and one large line table may serve many of them."""
+    python = find_python(os.getpid(), read_maps(os.getpid()))
+    assert python is not None
+    codes = own_codes(count, b"\xe8\x02" * lines)  # each entry: no columns, the next line
+    reader = CodeReader(os.getpid(), python)
+    shared = _shared.cache_info().currsize
+    most_codes = most_bytes = 0
+    for code in codes:
+        found = reader.get(id(code), code.co_firstlineno)
+        assert found is not None
+        assert found.line(lines - 1) == code.co_firstlineno + lines
+        most_codes = max(most_codes, len(reader._codes))
+        most_bytes = max(most_bytes, reader.nbytes)
+    reader.close()
+    assert reader.nbytes == sum(entry.nbytes for entry in reader._codes.values())
+    assert most_codes == min(20_000, count, (48 << 20) // (8 * lines))
+    assert most_bytes <= 48 << 20
+    if lines > 3:
+        assert _shared.cache_info().currsize == shared

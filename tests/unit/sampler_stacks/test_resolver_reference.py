@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from gpuprof.bpf.records import HEADER, Batch, RecordFlag, StopReason, batch_of
 from gpuprof.sampler.frame_ids import FrameIds, Role
-from gpuprof.sampler.merge import Group, find_hosts, merge
+from gpuprof.sampler.merge import UNKNOWN_DISTANCE, Group, merge
 from gpuprof.sampler.process_stacks import NO_FRAME, NO_FRAME_ENTRY, SHIM, SHIM_OWNER, ProcessStacks
 from gpuprof.sampler.stack_resolver import StackResolver
 from gpuprof.snapshots.frames import FrameKind, ProcessDef
@@ -20,6 +21,27 @@ from gpuprof.snapshots.frames import FrameKind, ProcessDef
 PC = (1 << 47) - 1
 GUESSED = 1 << 47
 ROLES = {3: Role.EVAL, 4: Role.INNER, 5: Role.SIGNAL_RETURN}  # of functions, by their last bits
+
+
+def find_hosts(
+    addresses: Sequence[int], sp0: int, distances: Sequence[int], native_complete: bool
+) -> tuple[int | None, ...]:
+    """Index of the native frame in whose part of the stack each address lies; None where it is not known.
+
+    `distances`: of each frame's stack pointer above the previous frame's, in words. A frame holds what lies
+    between its own stack pointer and its caller's; of the last frame that is known only when the walk is
+    complete.
+    """
+    pointers = []
+    pointer = sp0
+    for distance in distances:
+        if distance == UNKNOWN_DISTANCE:
+            break
+        pointer += distance * 8
+        pointers.append(pointer)
+    end = len(pointers) - (not native_complete or len(pointers) < len(distances))
+    indices = (bisect_right(pointers, address) - 1 for address in addresses)
+    return tuple(index if 0 <= index < end else None for index in indices)
 
 
 class Process(ProcessStacks):
@@ -247,3 +269,12 @@ def test_random_batches(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         if rng.random() < 0.5:
             rng.choice(processes).forget()
     assert resolver.nbytes < 1 << 20
+
+
+def test_find_hosts() -> None:
+    sp0, distances = 1000, [0, 10, 20]  # frames at 1000, 1080, 1240
+    addresses = [999, 1000, 1079, 1080, 1240]
+    assert find_hosts(addresses, sp0, distances, True) == (None, 0, 0, 1, 2)
+    assert find_hosts(addresses, sp0, distances, False) == (None, 0, 0, 1, None)  # its extent is not known
+    assert find_hosts([1000, 1100], sp0, [0, 10, 0xFFFF, 4], True) == (0, None)  # nor what is behind a leap
+    assert find_hosts([1000], sp0, [], True) == (None,)

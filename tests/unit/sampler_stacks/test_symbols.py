@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -96,8 +97,11 @@ def test_the_debug_file_of_the_same_build_is_used(
     assert opened(stripped).lookup(start).name == "hidden"
 
 
-@pytest.mark.skipif(shutil.which("xz") is None, reason="needs xz")
-def test_mini_debug_info(compile_c: Callable[..., Path], tmp_path: Path) -> None:
+@pytest.fixture
+def mini_debug_info(compile_c: Callable[..., Path], tmp_path: Path) -> tuple[Path, int]:
+    """A stripped program with .gnu_debugdata, and where its function `hidden` begins."""
+    if shutil.which("xz") is None:
+        pytest.skip("needs xz")
     plain = compile_c(HIDDEN, name="plain")
     start = next(address for address, _, name in nm(plain) if name == "hidden")
     mini, stripped = tmp_path / "mini", tmp_path / "stripped"
@@ -106,7 +110,19 @@ def test_mini_debug_info(compile_c: Callable[..., Path], tmp_path: Path) -> None
     subprocess.run(["xz", "-k", mini], check=True)
     subprocess.run(["strip", "-o", stripped, plain], check=True)
     subprocess.run(["objcopy", "--add-section", f".gnu_debugdata={mini}.xz", stripped], check=True)
-    assert opened(stripped).lookup(start).name == "hidden"
+    return stripped, start
+
+
+def test_mini_debug_info(mini_debug_info: tuple[Path, int]) -> None:
+    path, start = mini_debug_info
+    assert opened(path).lookup(start).name == "hidden"
+
+
+def test_a_python_without_lzma(mini_debug_info: tuple[Path, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    path, start = mini_debug_info
+    monkeypatch.setitem(sys.modules, "lzma", None)  # its import fails
+    symbol = opened(path).lookup(start)
+    assert (symbol.name, symbol.known) == (f"stripped!{start:#x}", False)
 
 
 @pytest.mark.parametrize("content", [b"", b"\x7fELF", b"\x7fELF" + b"\xff" * 500, b"#!/bin/sh\n"])

@@ -193,3 +193,4 @@ def test_random_damage_gives_frames_or_frame_errors(hello: Hello) -> None:
 
 def test_every_frame_class_can_be_sent() -> None:
     assert len({cls.KIND for cls in ALL_FRAMES}) == len(ALL_FRAMES)
+    assert {cls.KIND for cls in Frame.__subclasses__()} == {cls.KIND for cls in ALL_FRAMES}

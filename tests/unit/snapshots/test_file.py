@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import random
+import re
+import socket
 import struct
 import zlib
 from dataclasses import replace
@@ -16,11 +18,12 @@ import numpy as np
 import pytest
 import zstandard
 
-from gpuprof.snapshots import chunks, file, file_reader
+from gpuprof.snapshots import chunks, file, file_reader, new_file
 from gpuprof.snapshots.errors import EXIT_BAD_FILE, FileError, FrameError
 from gpuprof.snapshots.file import SnapshotWriter, read_snapshot
 from gpuprof.snapshots.frames import Frame, Hello, Query, Readings, Status
 from gpuprof.snapshots.history import History
+from gpuprof.snapshots.timerange import wall_text
 
 ALL = Query(1, "cpu", 0, 1 << 60, min_fraction=0.0, max_nodes=1 << 30, by_thread=True)
 
@@ -55,13 +58,18 @@ def snapshot(planted: Any, row: Any, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def offsets(path: Path) -> list[int]:
-    """Return where the chunks of a file begin, the index last."""
+    """Return where the chunks of a file begin, the index last, without the span chunk."""
     data = path.read_bytes()
     found, at = [], data.find(chunks.MARKER)
     while at >= 0:
         found.append(at)
         at = data.find(chunks.MARKER, at + 1)
-    return found
+    return [at for at in found if data[at + 8] != chunks.SPAN]
+
+
+def clock(opened: file.Opened, second: float) -> str:
+    """Return the time of day of a second of a file that begins as `small` does."""
+    return wall_text(opened.history, 10**12 + round(second * 10**9))
 
 
 def samples(history: History) -> float:
@@ -115,14 +123,26 @@ def test_a_recording_written_as_it_comes(
         if second == 4:
             history.roll_generation()
     assert len(set(sizes)) > 3  # chunks are written while it goes on
-    torn = read_snapshot(path)  # the recorder could die now
-    assert torn.damage is not None
-    assert "was not closed" in torn.damage
-    assert samples(torn.history) >= 6
+    growing = read_snapshot(path)
+    assert growing.damage is None  # the writer holds its lock
+    assert growing.growing == growing.history.growing == "it is still being recorded: 7.0 s so far"
+    assert samples(growing.history) >= 6
+    torn = tmp_path / "torn"  # what is left when the recorder dies now
+    torn.write_bytes(path.read_bytes())
+    opened = read_snapshot(torn)
+    assert opened.growing is None
+    assert opened.damage is not None
+    assert re.fullmatch(
+        r"it was not closed: the first 7\.0 s are kept \(\S+ to \S+\); what came after them is missing "
+        r"\(a recorder that is killed loses 10 s at most\)",
+        opened.damage,
+    )
+    assert samples(opened.history) == samples(growing.history)
     writer.close()
     writer.close()
     opened = read_snapshot(path)
-    assert opened.damage is None
+    assert (opened.damage, opened.growing) == (None, None)
+    assert writer.span_ns == opened.history.span[1] - opened.history.span[0]
     assert path_weights(opened.history.query(ALL)) == planted.brute(ALL)
     assert opened.history.status is not None
     assert opened.history.status.time_ns == 8
@@ -171,8 +191,130 @@ def test_a_file_cut_in_its_last_chunk_says_how_much_is_missing(snapshot: Path) -
     data = snapshot.read_bytes()
     snapshot.write_bytes(data[: offsets(snapshot)[4] + 70])
     opened = read_snapshot(snapshot)
-    assert opened.damage == "the last 1.0 s are missing: the file was cut within chunk 5"
+    assert opened.damage == (
+        f"the file was cut: the first 4.0 s are kept ({clock(opened, 0)} to {clock(opened, 4)}); "
+        f"the 1.0 s after them, to {clock(opened, 5)}, are missing, of 5.0 s in all"
+    )
     assert samples(opened.history) == 4
+
+
+def test_a_file_of_a_minute_cut_to_a_tenth_says_that_most_is_missing(
+    planted: Any, row: Any, tmp_path: Path
+) -> None:
+    """Kept is the first chunk, of ten seconds; missing is all the rest, not the length of the chunk that was
+    cut.
+    """
+    history = small(planted, row, 60)
+    path = tmp_path / "x"
+    with SnapshotWriter(path, history.hello) as writer:
+        writer.write(history.frames_between(*history.span))
+    path.write_bytes(path.read_bytes()[: offsets(path)[1] + 100])
+    opened = read_snapshot(path)
+    assert opened.damage is not None
+    assert "the first 10.0 s are kept" in opened.damage
+    assert "the 50.0 s after them" in opened.damage
+    assert opened.damage.endswith("are missing, of 60.0 s in all")
+
+
+def test_an_older_file_that_was_cut_says_how_much_is_missing_at_least(snapshot: Path) -> None:
+    """Without a span chunk, which is known from the header of the chunk that was cut."""
+    data = snapshot.read_bytes()
+    starts = offsets(snapshot)
+    snapshot.write_bytes(data[: chunks.FILE_HEADER.size] + data[starts[0] : starts[4] + 70])
+    os.utime(snapshot, (1, 1))
+    opened = read_snapshot(snapshot)
+    assert opened.damage == (
+        f"the file was cut within chunk 5: the first 4.0 s are kept ({clock(opened, 0)} to "
+        f"{clock(opened, 4)}); what came after them is missing, 1.0 s or more"
+    )
+
+
+@pytest.mark.parametrize("where", ["end", "within the last chunk", "within the index"])
+def test_a_file_that_lost_its_end_only(snapshot: Path, where: str) -> None:
+    data = snapshot.read_bytes()
+    starts = offsets(snapshot)
+    cut = {"end": -1, "within the last chunk": starts[5] - 1, "within the index": starts[5] + 60}[where]
+    snapshot.write_bytes(data[:cut])
+    opened = read_snapshot(snapshot)
+    assert opened.damage is not None
+    assert samples(opened.history) == (4 if where == "within the last chunk" else 5)
+    if where == "within the index":
+        assert opened.damage == "its end mark is missing, and nothing else"
+
+
+def test_a_short_recording_loses_a_part_of_itself_only(planted: Any, row: Any, tmp_path: Path) -> None:
+    """Eight seconds, as they come, and at once: a damaged byte or a cut costs at most half of them."""
+    history = small(planted, row, 8)
+    for streamed in (True, False):
+        path = tmp_path / f"x{streamed}"
+        with SnapshotWriter(path, history.hello) as writer:
+            if streamed:
+                for second in range(8):
+                    at = 10**12 + second * 10**9
+                    writer.write(history.frames_between(at, at + 10**9))
+            else:
+                writer.write(history.frames_between(*history.span))
+        data = path.read_bytes()
+        starts = offsets(path)
+        assert len(starts) - 1 >= 3
+        for at in range(starts[0] + 60, starts[-1], 97):
+            path.write_bytes(data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :])
+            assert 4 <= samples(read_snapshot(path).history) < 8
+        path.write_bytes(data[: starts[-2] + 10])
+        assert 4 <= samples(read_snapshot(path).history) < 8
+
+
+def test_a_recorder_that_is_killed_early_leaves_what_it_had_written(
+    planted: Any, row: Any, tmp_path: Path
+) -> None:
+    """After N seconds at least half of them are in the file, less a second, and all but ten later on."""
+    path = tmp_path / "x"
+    writer = SnapshotWriter(path, planted.history.hello)
+    for second in range(40):
+        at = 10**12 + second * 10**9
+        planted.add(*(row(at + part * 10**8, "main") for part in range(10)))
+        writer.write(planted.history.frames_between(at, at + 10**9))
+        if second < 2:
+            continue
+        left = tmp_path / "left"
+        left.write_bytes(path.read_bytes())
+        kept = samples(read_snapshot(left).history) / 10
+        assert kept >= max((second + 1) / 2 - 1, second + 1 - 11), second
+    writer.close()
+
+
+def test_a_file_in_which_nothing_is_yet(hello: Hello, tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    fd = new_file.create(str(path), overwrite=False)
+    try:
+        for _ in range(2):
+            with pytest.raises(FileError) as error:
+                read_snapshot(path)
+            assert "is still being recorded" in error.value.message
+            assert "again then" in error.value.hint
+            writer = SnapshotWriter(fd, hello, name="x")
+        writer.close()
+    finally:
+        os.close(fd)
+    assert read_snapshot(path).growing is None
+
+
+def test_where_files_have_no_locks_the_age_of_the_file_tells(
+    planted: Any, row: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = small(planted, row)
+    path = tmp_path / "x"
+    writer = SnapshotWriter(path, history.hello)
+    writer.write(history.frames_between(*history.span))
+    monkeypatch.setattr(file_reader, "is_written", lambda _fd: None)
+    assert read_snapshot(path).growing == "it is still being recorded: 5.0 s so far"
+    os.utime(path, (1, 1))
+    opened = read_snapshot(path)
+    assert opened.growing is None
+    assert opened.damage is not None
+    assert "was not closed" in opened.damage
+    writer.close()
+    assert read_snapshot(path).growing is None
 
 
 def test_a_damaged_chunk_loses_only_itself(snapshot: Path) -> None:
@@ -181,8 +323,9 @@ def test_a_damaged_chunk_loses_only_itself(snapshot: Path) -> None:
     snapshot.write_bytes(data)
     opened = read_snapshot(snapshot)
     assert opened.damage is not None
-    assert "from 2.0 s to 3.0 s is missing" in opened.damage
+    assert f"from 2.0 s to 3.0 s ({clock(opened, 2)} to {clock(opened, 3)}) is missing" in opened.damage
     assert "of 5 is damaged" in opened.damage
+    assert opened.damage.endswith("; kept are 4.0 s of 5.0 s")
     assert samples(opened.history) == 4
 
 
@@ -192,7 +335,10 @@ def test_a_damaged_chunk_header_loses_only_its_chunk(snapshot: Path) -> None:
         data[at] ^= 0xFF
     snapshot.write_bytes(data)
     opened = read_snapshot(snapshot)
-    assert opened.damage == "2 of 5 chunks are missing"
+    assert opened.damage is not None
+    for start in (0, 3):
+        assert f"the part from {start}.0 s to {start + 1}.0 s" in opened.damage
+    assert opened.damage.endswith("; kept are 3.0 s of 5.0 s")
     assert samples(opened.history) == 3
 
 
@@ -414,6 +560,35 @@ def test_a_file_that_exists_is_not_overwritten_unless_told_to(hello: Hello, tmp_
     for bad in (tmp_path / "no" / "folder", tmp_path, "a\0b"):
         with pytest.raises(FileError):
             SnapshotWriter(bad, hello, force=True)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_what_is_no_regular_file_is_not_written_to(tmp_path: Path, overwrite: bool) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "link").symlink_to("elsewhere")
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(tmp_path / "socket"))
+    for path, what in [
+        ("/dev/full", "a device"),
+        ("/dev/null", "a device"),
+        (str(tmp_path), "a folder"),
+        (str(tmp_path / "fifo"), "a pipe"),
+        (str(tmp_path / "socket"), "a socket"),
+        (str(tmp_path / "link"), "a symbolic link"),
+    ]:
+        with pytest.raises(FileError) as error:
+            new_file.create(path, overwrite=overwrite, instead="--force")
+        assert f"is {what}" in error.value.message
+        assert "regular file" in error.value.hint
+        assert "--force" not in str(error.value)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["fifo", "link", "socket"]
+
+
+def test_a_descriptor_is_called_by_the_name_that_it_has(hello: Hello) -> None:
+    fd = os.open("/dev/full", os.O_WRONLY)
+    with pytest.raises(FileError, match=r"cannot write run\.gpuprof: no space"):
+        SnapshotWriter(fd, hello, name="run.gpuprof")
+    os.close(fd)
 
 
 def test_a_full_disk_keeps_what_was_written(

@@ -15,7 +15,7 @@ from gpuprof.snapshots.errors import EXIT_USAGE, GpuprofError
 from gpuprof.snapshots.frames import FrameKind, GpuFacts, Gpus, Query, Tree
 from gpuprof.snapshots.history import History
 from gpuprof.snapshots.report import json_report, json_text, text_report
-from gpuprof.snapshots.timerange import duration_text
+from gpuprof.snapshots.timerange import duration_text, wall_iso
 
 S = 10**9
 START = 10**12
@@ -276,6 +276,9 @@ def test_json_has_the_public_form(told: History) -> None:
         "sources": [],
         "summary": "GPU 1: busy 1.01 s, idle 4.99 s, not observed 1.00 s of 7.00 s; kernels sum 10.0 ms, "
                    "copies 1.00 s; 99.0 % matched to a launch",
+        "range_epoch_ns": [told.hello.wall_ns + 3 * S, told.hello.wall_ns + 10 * S],
+        "range_wall": [wall_iso(told, START + 3 * S), wall_iso(told, START + 10 * S)],
+        "min_percent": 0.0,
     }  # fmt: skip
     assert json.loads(json_text(report)) == report
 

@@ -186,13 +186,30 @@ def test_a_thousand_attach_cycles_do_not_grow_the_table() -> None:
     assert table.evicted == 1000 - 16
 
 
-def test_ids_that_all_meet_in_one_bucket_do_not_cost_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(join_module, "_SPREAD", np.uint32(1))
+@pytest.mark.parametrize("size", [1, 7, 500])
+def test_ids_that_all_meet_in_one_bucket_do_not_cost_more(size: int) -> None:
+    """A chain is followed for 64 launches, however many calls they came in."""
+    ids = np.arange(1 << 21, dtype=np.uint32)
+    bucket = join_module._Ring(join_module._FIRST_RING).bucket_of(ids)
+    bad = ids[bucket == np.bincount(bucket).argmax()][:500].tolist()
+    assert len(bad) == 500
     table = LaunchTable()
-    launch(table, [(number, number, 1) for number in range(500)])  # the top bits are equal: one bucket
-    found = table.match(7, 0, range(500), range(500)).found
+    for at in range(0, 500, size):
+        launch(table, [(id_, at + n, 1) for n, id_ in enumerate(bad[at : at + size])])
+    found = table.match(7, 0, bad, range(500)).found
     assert found[-64:].all()
     assert not found[:-64].any()
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3, 5, 64, 2048, 4096, 1 << 15, 65_537])
+def test_ids_at_any_regular_distance_are_spread(stride: int) -> None:
+    """Buckets hold few launches each: not many more meet than at random ids."""
+    ring = join_module._Ring(1 << 15)
+    ids = (np.arange(1 << 15, dtype=np.uint64) * np.uint64(stride) + np.uint64(12345)).astype(np.uint32)
+    load = np.bincount(ring.bucket_of(ids), minlength=1 << 16)
+    looked_at = float((load * (load + 1) / 2).sum()) / len(ids)  # mean place in the chain; 1.25 at random ids
+    assert looked_at < 2
+    assert load.max() < 16
 
 
 def test_columns_of_different_lengths_are_refused() -> None:
@@ -228,6 +245,43 @@ def test_no_more_wait_than_may() -> None:
     done = join.take(7, 0, records(*((number, number, number) for number in range(1, 11))), 11)
     assert done.columns["correlation"].tolist() == [1, 2, 3, 4, 5, 6, 7]
     assert join.held == 3
+
+
+@pytest.mark.parametrize("whole", [1, 10, 1 << 11])
+@pytest.mark.parametrize("seed", range(5))
+def test_batches_that_wait_wholly_or_in_part(whole: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each record is settled once, with its launch if that came in time, however batches are kept."""
+    monkeypatch.setattr(records_module, "_WHOLE_PART", whole)
+    rng = random.Random(seed)
+    join = RecordJoin(LaunchTable(), hold_ns=4000, max_held=150)
+    settled: Counter[tuple[int, int]] = Counter()
+    most, sent = 0, 0
+    launched: set[int] = set()
+    for tick in range(1, 30):
+        now = 1000 * tick
+        count = rng.choice([0, 3, 40])
+        fresh = list(range(sent, sent + count))
+        sent += count
+        late = [id_ for id_ in range(max(sent - 90, 0), sent) if id_ not in launched]
+        come = late if rng.random() < 0.3 else [id_ for id_ in late if rng.random() < 0.2 and id_ % 10]
+        if come:
+            launch(join.launches, [(id_, 1, id_ + 7) for id_ in come])
+            launched.update(come)
+        rows = records(*((id_, now - 10, now - 5) for id_ in fresh)) if fresh else records((1, 0, 0))
+        done = join.take(7, 0, rows, now)
+        settled.update(zip(done.columns["correlation"].tolist(), done.launch.stack.tolist(), strict=True))
+        most = max(most, join.held)
+        assert len(done.columns["end_ns"]) == len(done.launch.weight) == len(done)
+        assert len(settled) + join.held == sent
+    last = join.flush(7, 0)
+    if last is not None:
+        settled.update(zip(last.columns["correlation"].tolist(), last.launch.stack.tolist(), strict=True))
+    assert sorted(id_ for id_, _ in settled) == list(range(sent))
+    assert set(settled.values()) == {1}
+    assert all(stack in {-1, id_ + 7} for id_, stack in settled)
+    assert join.counts.unmatched == sum(stack < 0 for _, stack in settled)
+    assert most <= 150
+    assert join.held == 0
 
 
 @pytest.mark.parametrize(

@@ -80,13 +80,16 @@ def test_json_has_the_public_form(history: History) -> None:
             }],
         },
         "sources": [
-            {"name": "cpu", "state": "ok",
+            {"name": "cpu", "state": "ok", "rows": 4,
              "lost": 2, "invalid": 0, "early": 0, "unmatched": 0, "truncated": 0},
-            {"name": "nvml", "state": "degraded", "reason": "a reason",
+            {"name": "nvml", "state": "degraded", "reason": "a reason", "rows": 2,
              "lost": 0, "invalid": 0, "early": 0,
              "unmatched": 0, "truncated": 0},
         ],
         "summary": "",
+        "range_epoch_ns": [1_700_000_000 * S, 1_700_000_011 * S],
+        "range_wall": ["2023-11-14T22:13:20.000000+00:00", "2023-11-14T22:13:31.000000+00:00"],
+        "min_percent": 0.05,
     }  # fmt: skip
     assert json.loads(json_text(report)) == report
 
@@ -114,7 +117,7 @@ def test_text_has_the_facts_and_the_tree(history: History) -> None:
     assert lines[0] == "node17: Linux 6.1.0, 4 CPUs, gpuprof 0.1.0"
     assert lines[1] == "recorded  2023-11-14 22:13:20.000 to 22:13:30.000 (10.0 s)"
     assert "source    cpu ok; 4 samples, 2 lost" in lines
-    assert "source    nvml degraded: a reason (do this); 0 lost" in lines
+    assert "source    nvml degraded: a reason (do this); 2 readings, 0 lost" in lines
     assert "GPU 0     NVIDIA H200, utilization 50 %" in lines
     assert "GPU 1     NVIDIA H200, lost" in lines
     assert lines[-4:] == [
@@ -188,7 +191,6 @@ S = 10**9
         ("4..", 4, None),
         ("..", 0, None),
         ("0..1e9", 0, None),
-        ("-5..3", 0, 3),
         ("22:13:21..22:13:24.25", 1, 4.25),
         ("22:13..22:13:22", 0, 2),
         ("2023-11-14T22:13:21..2023-11-14T22:13:22", 1, 2),
@@ -203,7 +205,8 @@ def test_ranges(history: History, text: str, start: float, end: float | None) ->
 
 @pytest.mark.parametrize(
     "text",
-    ["", "5", "7..3", "5..5", "a..b", "nan..5", "inf..", "25:00:00..", "22:61..", "100..200", "20:00..21:00",
+    ["", " ", "5", "7..3", "5..5", "-5..3", "-1..", "..-1",
+     "a..b", "nan..5", "inf..", "25:00:00..", "22:61..", "100..200", "20:00..21:00",
      "2023-99-01..", "9999-12-31T23:59:59..", "0001-01-01..0001-01-02", "\x1b[2J..", "1..2..3"],
 )  # fmt: skip
 def test_what_is_no_range_is_a_usage_error_with_a_hint(history: History, text: str) -> None:

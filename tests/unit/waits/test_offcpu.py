@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import threading
 from types import SimpleNamespace
 
+import pytest
+
+from gpuprof.bpf.wait_programs import TRACK_CHILDREN, TRACK_SELF
 from gpuprof.sampler.offcpu import OffCpu, Picks
 from gpuprof.sampler.stack_reader import StackReader
 from gpuprof.snapshots.errors import GpuprofError
@@ -32,6 +37,9 @@ class Programs:
         self.pids[pid] = how
         return True
 
+    def how_tracked(self, pid: int) -> int:
+        return self.pids.get(pid, 0)
+
     def tracked(self) -> set[int]:
         return set(self.pids) if self.own is None else self.own
 
@@ -39,7 +47,10 @@ class Programs:
 class Stacks:
     def __init__(self, problem: str = "") -> None:
         self.programs = Programs(problem)
-        self.waits = SimpleNamespace(programs=self.programs, rows=5, invalid=1, truncated=2)
+        self.earlier: list[int] = []
+        self.waits = SimpleNamespace(
+            programs=self.programs, rows=5, invalid=1, truncated=2, follow_earlier=self.earlier.append
+        )
         self.injected: set[int] = set()
         self.followed: list[int] = []
         self.lost = {"wait_ring_full": 3, "ring_full": 100}
@@ -52,6 +63,9 @@ class Stacks:
 
     def injected_pids(self) -> set[int]:
         return self.injected
+
+    def settle(self, seconds: float, least_wait_ns: int = 0) -> bool:
+        return True
 
     def counters(self) -> dict[str, int]:
         return self.lost
@@ -156,3 +170,52 @@ def test_a_threshold_that_had_to_be_raised_is_said() -> None:
         "degraded",
         "so many that those under 4 ms are sampled",
     )
+
+
+def test_what_a_client_asks_for_is_followed_before_it_is_answered() -> None:
+    stacks = Stacks()
+    made = source(stacks)
+    made.start()
+    child = subprocess.Popen(["/bin/sleep", "60"])
+    try:
+        made.watch(child.pid, TRACK_SELF | TRACK_CHILDREN, 5)
+        made.watch(os.getpid(), TRACK_CHILDREN, 5)
+        assert stacks.programs.pids[child.pid] == TRACK_SELF | TRACK_CHILDREN
+        assert stacks.programs.pids[os.getpid()] == TRACK_CHILDREN
+        assert stacks.earlier == [child.pid]  # of what was there already, what it waits for, once
+        assert made.status().state == "ok"
+    finally:
+        child.kill()
+        child.wait()
+        made.stop()
+
+
+def test_what_cannot_be_watched_is_said() -> None:
+    with pytest.raises(GpuprofError, match="there is no process"):
+        source(Stacks()).watch((1 << 22) + 1, TRACK_SELF, 1)
+    refused = source(Stacks("the kernel said no"))
+    refused.start()
+    with pytest.raises(GpuprofError, match="the kernel said no"):
+        refused.watch(os.getpid(), TRACK_SELF | TRACK_CHILDREN, 5)
+    refused.stop()
+    off = source(None)
+    off.start()
+    with pytest.raises(GpuprofError, match="CPU stacks are off"):
+        off.watch(os.getpid(), TRACK_SELF, 5)
+    off.stop()
+
+
+def test_a_watch_ends_with_the_source() -> None:
+    made = OffCpu(lambda: None, lambda: True, set, Picks())  # the stack reader never starts
+    made.start()
+    threading.Timer(0.3, made.stop).start()
+    with pytest.raises(GpuprofError, match="not followed"):
+        made.watch(os.getpid(), TRACK_SELF, 60)
+
+
+def test_a_process_that_the_kernel_side_follows_already_has_no_earlier_waits() -> None:
+    stacks = Stacks()
+    stacks.programs.pids[1] = TRACK_SELF | TRACK_CHILDREN  # as a child of one that is tracked
+    made = source(stacks, Picks(pids=(1,)))
+    made.look()
+    assert 1 not in stacks.earlier

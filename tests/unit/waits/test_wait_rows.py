@@ -141,3 +141,27 @@ def test_a_threshold_of_nothing_is_raised_and_comes_back() -> None:
     threshold.next(0, 0, 0)
     assert threshold.next(MAX_WAITS_PER_S * 2, SECOND, 0) == 100_000
     assert threshold.next(0, 2 * SECOND, 100_000) == 0
+
+
+def test_all_that_lasts_is_written_up_to_now_when_it_is_asked_for() -> None:
+    lasting = LastingWaits()
+    both = waits(
+        {"tid": 7, "extra": 10 * SECOND}, {"tid": 8, "extra": 12 * SECOND - MS // 2, "threshold_ns": MS}
+    )
+    assert len(lasting.due(both, 10 * SECOND + 300 * MS)[0]) == 0
+    due, starts = lasting.due(both, 12 * SECOND, 0)
+    # One that is shorter than its threshold may be one of many that are not told.
+    assert (due["tid"].tolist(), starts.tolist()) == ([7], [10 * SECOND])
+    due, starts = lasting.due(both, 12 * SECOND + 100 * MS, 200 * MS)
+    assert len(due) == 0
+    due, starts = lasting.due(both, 12 * SECOND + 300 * MS, 200 * MS)
+    assert (due["tid"].tolist(), starts.tolist()) == ([7, 8], [12 * SECOND, 12 * SECOND - MS // 2])
+    assert len(lasting.due(both, 12 * SECOND + 300 * MS, 0)[0]) == 0  # nothing is left
+
+
+def test_a_wait_under_a_long_threshold_is_not_written_in_pieces() -> None:
+    """Its end decides whether it is sent at all."""
+    lasting = LastingWaits()
+    one = waits({"tid": 7, "extra": 10 * SECOND, "threshold_ns": 4 * SECOND})
+    assert len(lasting.due(one, 13 * SECOND)[0]) == 0
+    assert len(lasting.due(one, 14 * SECOND)[0]) == 1

@@ -1,0 +1,110 @@
+"""What key w leaves behind where a snapshot cannot be written: nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpuprof.snapshots import file
+from gpuprof.snapshots.errors import GpuprofError
+from gpuprof.snapshots.file import read_snapshot
+from gpuprof.snapshots.frames import Frame, Hello
+from gpuprof.snapshots.history import History
+from gpuprof.tui import saving
+
+SECOND = 10**9
+
+
+async def frames(
+    seconds: int, *, hello: bool = True, end: BaseException | None = None
+) -> AsyncIterator[Frame]:
+    first = Hello(1, "node", "boot", "6.1", 2, 10**12, 0, "0", 1, 99, 10, True)
+    history = History(first)
+    series = history.series("power_w", gpu="G")
+    for second in range(seconds):
+        at = 10**12 + second * SECOND + np.arange(100) * 10_000_000
+        history.add_readings([series] * 100, at, at, np.random.default_rng(second).random(100))
+    for frame in history.frames_between(0, 1 << 62):
+        if hello or not isinstance(frame, Hello):
+            yield frame
+    if end is not None:
+        raise end
+
+
+def test_a_whole_one_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    fd, path = saving.create_here("a.gpuprof")
+    saved = asyncio.run(saving.save_frames(frames(30), fd, path))
+    assert (saved.path, saved.readings) == (str(tmp_path / "a.gpuprof"), 3000)
+    assert read_snapshot(path).damage is None
+
+
+@pytest.mark.parametrize("room", [0, 10, 100, 9000])
+def test_a_full_disk_leaves_nothing_and_the_message_names_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    real_write = os.write
+    left = room
+
+    def write(fd: int, data: Any) -> int:
+        nonlocal left
+        if not left:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        done = real_write(fd, data[:left])
+        left -= done
+        return done
+
+    monkeypatch.setattr(file.os, "write", write)
+    fd, path = saving.create_here("a.gpuprof")
+    with pytest.raises(GpuprofError) as error:
+        asyncio.run(saving.save_frames(frames(30), fd, path))
+    assert error.value.message == f"cannot write {path}: no space is left on the device"
+    assert error.value.hint.startswith("Nothing is left of it")
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(OSError):
+        os.fstat(fd)
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [frames(0, hello=False), frames(1, hello=False), frames(9, end=GpuprofError("it ended"))],
+)
+def test_a_stream_that_breaks_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: AsyncIterator[Frame]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    fd, path = saving.create_here("a.gpuprof")
+    with pytest.raises(GpuprofError):
+        asyncio.run(saving.save_frames(stream, fd, path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_file_of_that_name_is_not_removed(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT)
+    path.rename(tmp_path / "mine")
+    path.write_text("theirs")
+    saving.remove(fd, str(path))
+    os.close(fd)
+    assert path.read_text() == "theirs"
+
+
+def test_a_file_of_the_parent_is_removed_by_the_parent(tmp_path: Path) -> None:
+    fd = os.open("/dev/full", os.O_WRONLY)
+    asked = []
+
+    def discard() -> None:
+        os.fstat(fd)  # still open
+        asked.append(1)
+
+    with pytest.raises(GpuprofError, match=r"cannot write /x/a\.gpuprof: no space"):
+        asyncio.run(saving.save_frames(frames(1), fd, "/x/a.gpuprof", discard))
+    assert asked == [1]
