@@ -1,8 +1,8 @@
 """Waits that were written while they lasted, in slices: only the last slice of a wait has its waker, which
 the others are given here, with the stack that goes on into the waker's.
 
-The slices of one wait are BLOCKED rows of one thread with the same frames up to the one that names the wait,
-and each begins in the very nanosecond in which the one before ends. A wait that still goes on has no waker.
+The slices of one wait are BLOCKED rows of one thread with the same name of the wait, and each begins in the
+very nanosecond in which the one before ends. A wait that still goes on has no waker.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from gpuprof.snapshots.people import People
 from gpuprof.snapshots.table_view import TablesView, TaggedRows, frame_label
 
 _TAKEN = ("thread", "stack", "waker")  # columns that a slice gets from the last one of its wait
-_MAX_DEPTH = 4096  # of two stacks that are compared
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,27 +256,21 @@ def _last_of(parts: Sequence[PersonRows], slices: _Slices) -> Array:
 
 
 def _same_wait(parts: Sequence[PersonRows], slices: _Slices, one: Array, other: Array) -> Array:
-    """Return a mask of the pairs of slices that wait in the same place for the same thing."""
-    wait, following = slices.wait[one], slices.wait[other]
-    same: Array = (wait == following) & (wait > 0)
-    across = np.flatnonzero(slices.part[one] != slices.part[other])
-    known: dict[tuple[int, int, int, int], bool] = {}
-    for at in across.tolist():
-        numbers = int(slices.part[one[at]]), int(slices.part[other[at]])
-        key = (*numbers, int(wait[at]), int(following[at]))
+    """Return a mask of the pairs of slices that wait for the same thing. Their frames may differ: those of a
+    stack that was not known yet, or not as well, when the first of them was written.
+    """
+    known: dict[tuple[int, int], str] = {}
+
+    def name_of(at: int) -> str:
+        key = int(slices.part[at]), int(slices.wait[at])
         if key not in known:
-            views = parts[numbers[0]].view, parts[numbers[1]].view
-            known[key] = _same_path(views[0], key[2], views[1], key[3])
-        same[at] = known[key]
+            view = parts[key[0]].view
+            known[key] = frame_label(view, int(view.frame[key[1]]))[0] if key[1] else ""
+        return known[key]
+
+    same: Array = (slices.wait[one] == slices.wait[other]) & (slices.part[one] == slices.part[other])
+    same &= slices.wait[one] > 0
+    for at in np.flatnonzero(~same).tolist():
+        name = name_of(int(one[at]))
+        same[at] = bool(name) and name == name_of(int(other[at]))
     return same
-
-
-def _same_path(view: TablesView, node: int, other_view: TablesView, other: int) -> bool:
-    """Tell whether two nodes of different tables have the same frames up to the root."""
-    for _ in range(_MAX_DEPTH):
-        if not node or not other:
-            return node == other
-        if frame_label(view, int(view.frame[node])) != frame_label(other_view, int(other_view.frame[other])):
-            return False
-        node, other = int(view.parent[node]), int(other_view.parent[other])
-    return False

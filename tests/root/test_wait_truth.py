@@ -175,7 +175,8 @@ def test_short_sleeps_at_the_very_beginning_are_there(
     assert done.returncode == 0, done.stderr
     waits = Waits(tmp_path / "a.gpuprof", "long_waits")
     assert waits.sum("nap", "sleep", "woken by a timer") == pytest.approx(1.0, abs=EDGE)
-    assert waits.sum("long_sleep", "sleep", "woken by a timer") == pytest.approx(1.5, abs=EDGE)
+    # Of a single wake it may be unknown who it was (wait_conflicts are counted); how long it took is not.
+    assert waits.sum("long_sleep", "sleep") == pytest.approx(1.5, abs=EDGE)
 
 
 @pytest.mark.parametrize("end", ["limit", "Ctrl-C", "SIGTERM", "command"])

@@ -66,7 +66,6 @@ def test_a_wait_that_goes_on_has_no_waker(stories: Any) -> None:
 @pytest.mark.parametrize(
     ("first", "second", "kind"),
     [
-        ("main get <futex>", "main put <futex> <woken_by_a~timer>", WaitKind.BLOCKED),
         ("main get <futex>", "main get <poll> <woken_by_a~timer>", WaitKind.BLOCKED),
         ("main get <futex>", "main get <futex> <woken_by_a~timer>", WaitKind.RUNNABLE),
         ("main get <futex>", "main get <futex> <woken_by_a~timer>", WaitKind.SYNC),
@@ -85,6 +84,17 @@ def test_other_waits_that_begin_where_one_ends_are_others(
     assert not any("woken" in path for path in found)
     whole = stories.totals(story.ask("offcpu", 0, 20))
     assert sum(ms for path, ms in whole.items() if path.endswith("woken by a timer")) == 10.0
+
+
+@pytest.mark.parametrize("rolled", [False, True])
+def test_a_stack_that_was_not_known_at_first_is_that_of_the_last_slice(stories: Any, rolled: bool) -> None:
+    story = stories.Story()
+    story.wait(7, ":main_guessed <futex>", 0, 10)
+    if rolled:
+        story.history.roll_generation()
+    story.wait(7, "main get <futex> <woken_by_a~timer>", 10, 20)
+    found = stories.totals(story.ask("offcpu", 0, 20))
+    assert found["proc7 (7) / main / get / futex / woken by a timer"] == found[""] == 20.0
 
 
 def test_from_a_file(stories: Any, tmp_path: Path) -> None:
@@ -137,7 +147,7 @@ def test_against_a_plain_loop(stories: Any, seed: int) -> None:
     rng = np.random.default_rng(seed)
     story = stories.Story()
     tables = story.history.tables
-    stacks = [story.stack(f"main f{n} <futex>{end}") for n in range(2) for end in ("", " <woken_by_x> g")]
+    stacks = [story.stack(f"main f{n} <futex{n}>{end}") for n in range(2) for end in ("", " <woken_by_x> g")]
     threads = [story.thread(tid) for tid in range(5, 8)]
     rows = []
     for thread in threads:
