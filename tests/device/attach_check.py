@@ -16,7 +16,7 @@ import threading
 import time
 from pathlib import Path
 
-WORKLOADS = ("spin", "threads", "loader")
+WORKLOADS = ("loader", "threads", "spin")
 KERNELS = {"sin": 1009, "cos": 503}
 SETTLE_S = 3.0
 
