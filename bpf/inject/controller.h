@@ -16,7 +16,7 @@
 #include <stdint.h>
 
 /* What CUPTI itself costs the thread that makes a call, in ns (H200, CUDA 13.0): its two callbacks, the record of a kernel or copy, and each
- * further kernel of a graph. tests/device/budget_cost.py shows whether they hold. */
+ * further kernel of a graph. tests/device/window_trace.py shows whether they hold. */
 #ifndef CUPTI_CALL_NS
 #define CUPTI_CALL_NS 500.0
 #endif
