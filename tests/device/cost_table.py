@@ -6,8 +6,8 @@ One process works with the injection library loaded. In each round, in turn: the
 budget; the sampler recording everything; and, of the training step, torch.profiler with kernels and the
 operators of the host, and with Python stacks too. Before and after each of these nobody listens: the loss is
 against the mean of the two. A window of the default budget is longer, since under a budget recording comes in
-windows. A round of train takes 100 s or more (torch.profiler reads its events in), of the others 40 s. `tiny` launches from Python, `tight` from a loop of
-CUDA C++ that does nothing else (compiled by nvcc).
+windows. A round of train takes 100 s or more (torch.profiler reads its events in), of the others 40 s. `tiny`
+launches from Python, `tight` from a loop of CUDA C++ that does nothing else (compiled by nvcc).
 """
 
 from __future__ import annotations
