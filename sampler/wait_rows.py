@@ -18,7 +18,7 @@ from gpuprof.snapshots.frames import WaitKind
 
 MAX_WAIT_NS = 1 << 60
 RATE_NS = 10**9
-MAX_WAITS_PER_S = 20_000  # about 10 us of the reader each
+MAX_WAITS_PER_S = 5_000  # 10 to 18 us of the reader each, most of it for new stacks: below a tenth of a core
 MIN_RAISED_NS, MAX_RAISED_NS = 100_000, 1_000_000_000
 FIRST_PIECE_NS = 10**9  # a wait that lasts longer is written while it lasts, in pieces of a fifth of its age
 MAX_PIECE_NS = 5 * 10**9
