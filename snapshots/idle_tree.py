@@ -1,11 +1,11 @@
 """The tree of idle GPU time of a range: what the threads that feed a device were doing while it was idle.
 
-The idle time of a device is shared equally by the threads that feed it (idle_spans.py); time in which one of
-them only waited for another of them is that one's. Of a thread, what its waits cover of the idle time is
-exact: a synchronizing call counts as a wait, spinning or not, before what it holds. The rest of the idle time
-is divided among the thread's CPU samples at idle instants outside its waits, with the binomial standard error
-(estimates.py). Where there are none, or, for a thread that no wait was recorded of, far fewer than the
-sampling rate lets expect, the rest stands under NOT_SEEN.
+The idle time of a device is shared equally by the threads that feed it (idle_spans.py) and lived then
+(presence.py); time in which one of them only waited for another of them is that one's. Of a thread, what its
+waits cover of the idle time is exact: a synchronizing call counts as a wait, spinning or not, before what it
+holds. The rest of the idle time is divided among the thread's CPU samples at idle instants outside its waits,
+with the binomial standard error (estimates.py). Where there are none, or, for a thread that no wait was
+recorded of, far fewer than the sampling rate lets expect, the rest stands under NOT_SEEN.
 
 Below a wait whose waker is known, the stack of the waker at that instant is replaced by what the waker did
 meanwhile, found in the same way for the time of the wait; so up to MAX_LINKS wakers on. A thread that waits
@@ -27,6 +27,7 @@ from gpuprof.snapshots.frames import NOT_SEEN, FrameKind, Query, Tree, WaitKind
 from gpuprof.snapshots.gaps import Spans
 from gpuprof.snapshots.grafts import Grafts
 from gpuprof.snapshots.idle_spans import DeviceIdle
+from gpuprof.snapshots.presence import life, stretches
 from gpuprof.snapshots.table_view import TablesView
 from gpuprof.snapshots.timelines import NOBODY, Samples, ThreadWaits, Timelines, waits_for_gil
 
@@ -99,9 +100,10 @@ class IdleTime:
             return
         self._least_ns, self._explained = _LEAST_EXPLAINED * device.idle.total_ns, 0
         self._feeders, self._wanted = frozenset(device.feeders), wanted
-        for person in device.feeders:
-            role = _Role(person, person, 1.0 / len(device.feeders), frozenset({person}))
-            self._add_feeder(role, device.idle)
+        lives = {one: life(self._lines.samples(one), self._lines.waits(one)) for one in device.feeders}
+        for spans, alive in stretches(device.idle, lives):
+            for person in alive:
+                self._add_feeder(_Role(person, person, 1.0 / len(alive), frozenset({person})), spans)
 
     def parts(self) -> list[fold.Weighed]:
         """Return the rows so far."""
