@@ -73,7 +73,7 @@ def workload() -> Iterator[int]:
 def sampled_paths(
     loaded: LoadedPrograms, pid: int, wanted: int = 200
 ) -> tuple[set[tuple[str, ...]], float, float]:
-    """(paths of Python functions with a tenth of the samples each, share of samples that are complete and
+    """(paths of Python functions with 3 % of the samples each, share of samples that are complete and
     below turn(), samples).
     """
     history = History(
@@ -112,7 +112,7 @@ def sampled_paths(
         name = tree.strings[int(tree.name[node])]
         above = names[parent] if node else ()
         names.append((*above, name) if name in FUNCTIONS else above)
-        if tree.total_weight[node] > 0.1 * total and len(names[node]) >= 3:
+        if tree.total_weight[node] > 0.03 * total and len(names[node]) >= 3:
             found.add(names[node][-3:])
     turns = [node for node, path in enumerate(names) if path[-1:] == ("turn",) and tree.parent[node] != node]
     below = float(tree.total_weight[turns[0]]) if turns else 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -106,17 +107,22 @@ def address_of(name: str) -> int:
 def signal_trampoline(compile_c: Callable[..., Path]) -> int:
     """Where handlers return to in this process: what the C library gives the kernel as sa_restorer."""
     source = """
+        #include <signal.h>
         #include <unistd.h>
         #include <sys/syscall.h>
         unsigned long restorer(void) {
             unsigned long action[4] = {0};
-            return syscall(SYS_rt_sigaction, 2, 0, action, 8) ? 0 : action[2];
+            return syscall(SYS_rt_sigaction, SIGUSR2, 0, action, 8) ? 0 : action[2];
         }
     """
     library = compile_c(source, "-shared", "-fPIC", name="restorer.so")
     restorer = ctypes.CDLL(str(library)).restorer
     restorer.restype = ctypes.c_ulong
-    return int(restorer())
+    before = signal.signal(signal.SIGUSR2, lambda *_: None)
+    try:
+        return int(restorer())
+    finally:
+        signal.signal(signal.SIGUSR2, before)
 
 
 def python_words(function: object) -> tuple[int, int]:
