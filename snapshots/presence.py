@@ -27,8 +27,9 @@ def life(samples: Sequence[Samples], waits: Sequence[ThreadWaits]) -> tuple[int,
 
 
 def stretches(spans: Spans, lives: Mapping[int, tuple[int, int]]) -> list[tuple[Spans, list[int]]]:
-    """Divide a set of time by who lived: (part, threads), no two with the same threads. Time in which nobody
-    did goes to who came next, or else to who was there before.
+    """Divide a set of time by who lived at its middle: (part, threads), no two with the same threads.
+
+    Time in which nobody did goes to who came next, or else to who was there before.
     """
     if not len(spans):
         return []
@@ -37,7 +38,7 @@ def stretches(spans: Spans, lives: Mapping[int, tuple[int, int]]) -> list[tuple[
     step = -(-len(edges) // MAX_STRETCHES) or 1
     bounds = [low, *edges[::step], high]
     alive = [
-        tuple(one for one, (born, died) in lives.items() if born <= start and died >= end)
+        tuple(one for one, (born, died) in lives.items() if 2 * born <= start + end <= 2 * died)
         for start, end in pairwise(bounds)
     ]
     found: dict[tuple[int, ...], Spans] = {}
