@@ -260,7 +260,7 @@ def test_a_wait_that_began_before_is_told_from_then_on(
         running.kill()
         running.wait()
     waits = Waits(file, "long_waits")
-    assert waits.seconds == pytest.approx(3.0, abs=2 * EDGE), said
+    assert waits.seconds == pytest.approx(3.0, abs=5 * EDGE), said  # to the last reading, five a second
     assert waits.sum(BEGAN_BEFORE, "futex", "woken by long_waits", "let_go") == pytest.approx(
         let_go, abs=EDGE
     )
