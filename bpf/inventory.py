@@ -88,6 +88,7 @@ MAPS = (
     "waits",
     "earlier_waits",
     "wait_settings",
+    "wait_thresholds",
     "seen_waits",
     "wait_programs",
 )
@@ -118,6 +119,7 @@ KERNEL_OFFSETS = {
     "TASK_SIGNAL": ("task_struct", "signal"),
     "TASK_STACK": ("task_struct", "stack"),
     "TASK_FLAGS": ("task_struct", "flags"),
+    "TASK_RUN_NS": ("task_struct", "se", "sum_exec_runtime"),
     "SIGNAL_LIVE": ("signal_struct", "live"),
 }
 

@@ -55,6 +55,8 @@
 #define COUNTER_WAIT_NOT_CHOSEN 13
 #define COUNTER_WAIT_THREADS_FULL 14
 #define COUNTER_TRACKED_FULL 15
+#define COUNTER_WAIT_WAKES_MISSED 16
+#define COUNTER_WAIT_ENDS_MISSED 17
 
 #define FAMILY_CPU 0     // one sample of the CPU clock
 #define FAMILY_LAUNCH 1  // one launch of GPU work; two more words follow the Python words, see records.py
@@ -93,6 +95,7 @@ struct switch_rate {
 // whose `time_ns` when it was switched in.
 #define WAKER_ON_INTERRUPT_STACK 1
 #define WAKER_NOT_IN_SYSCALL 2
+#define WAKER_TIME_WAS_UP 4  // no wake was seen, and the time limit of the system call had passed
 #define WAIT_RECORD_BYTES 160
 struct wait {
     struct record_header header;
@@ -111,6 +114,8 @@ struct wait {
     struct switch_rate rate;
     u64 task;          // the key
     u64 out_ns_again;  // as header.extra: a reader that sees both alike has not read a mixture
+    u64 run_ns;        // CPU time of the thread at the switch-out
+    u64 due_ns;        // when the time limit of its system call has passed; 0: it has none, or it is not known
 };
 
 struct wait_settings {

@@ -47,6 +47,7 @@ struct walk {
     u32 weight;  // launches: how many this one stands for
     u64 waiter;  // stacks of waits: task that the current one wakes; 0: the current one waits
     s32 syscall; // of the registers that were taken last; -1: not in one
+    u64 arguments[4];  // of that system call; 0 in 32-bit code
     u32 n_local;
     u32 resume;  // the frame in hand is in the record already
     u32 guessed;  // the frame in hand was found by scanning
@@ -125,6 +126,7 @@ BPF_HASH(waits, u64, struct wait, 16384);  // by address of the task, which need
 BPF_HASH(earlier_waits, u32, struct wait, 4096);  // by tid: had begun when their process was tracked
 BPF_ARRAY(new_wait, struct wait, 1);
 BPF_ARRAY(wait_settings, struct wait_settings, 1);
+BPF_HASH(wait_thresholds, u32, u64, 1024);  // process: its threshold, where that is not the one of the settings
 BPF_PERCPU_ARRAY(wait_rates, struct switch_rate, 1);
 BPF_TABLE("lru_hash", struct seen_key, struct seen_stack, seen_waits, 16384);
 

@@ -6,6 +6,11 @@
 // number of [0, 1): that is with probability duration / threshold, and user space gives it the reciprocal as weight.
 // Frames go out when a stack was not seen for a few seconds; waits carry hashes of stacks.
 //
+// On some virtual machines no BPF program runs while a thread of the system's own supervision is current: an interrupt
+// that wakes a thread may hit such a one, and a switch may come from it. A wake that was not seen is told by the time
+// limit of the system call, where there is one; a switch-in that was not seen at the next switch-out, by the CPU time
+// that the thread used since.
+//
 // All this runs with interrupts off and a lock of the scheduler held: user memory that is not there is not waited for,
 // and the two entries never meet on one CPU, so that they share their scratch.
 
@@ -18,6 +23,8 @@
 
 #define TRACK_SELF 1
 #define TRACK_CHILDREN 2
+
+#define STARTED_BEFORE_NS 100000  // a timer starts a moment before its thread is switched out
 
 #define RATE_WINDOW_NS 10000000ull
 #define WALKS_PER_THREAD 50  // per window; a thread that waits more often is sampled
@@ -47,9 +54,30 @@ static __always_inline int is_tracked(struct wait_settings *settings, u32 pid) {
     return !(flags & IS_KERNEL_THREAD);
 }
 
+// A wait that had begun before its process was tracked: user space has found it, by the number of the thread, and here
+// it becomes one like the others. Its stack was not taken.
+static __always_inline struct wait *earlier_wait(u64 task) {
+    int zero = 0;
+    u32 tid = 0;
+    struct wait_settings *settings = wait_settings.lookup(&zero);
+    if (!settings || !settings->earlier)
+        return 0;
+    if (bpf_probe_read_kernel(&tid, 4, (void *)(task + TASK_PID)))
+        return 0;
+    struct wait *found = earlier_waits.lookup(&tid);
+    if (!found)
+        return 0;
+    found->task = task;
+    waits.update(&task, found);
+    earlier_waits.delete(&tid);
+    return waits.lookup(&task);
+}
+
 // The state of the current thread, made when there is none.
 static __always_inline struct wait *wait_of_task(u64 task) {
     struct wait *wait = waits.lookup(&task);
+    if (!wait)
+        wait = earlier_wait(task);
     if (wait)
         return wait;
     int zero = 0;
@@ -73,37 +101,35 @@ static __always_inline struct wait *wait_of_task(u64 task) {
     return wait;
 }
 
-// A wait that had begun before its process was tracked: user space has found it, by the number of the thread, and here
-// it becomes one like the others. Its stack was not taken.
-static __always_inline struct wait *earlier_wait(u64 task) {
-    int zero = 0;
-    u32 tid = 0;
-    struct wait_settings *settings = wait_settings.lookup(&zero);
-    if (!settings || !settings->earlier)
-        return 0;
-    if (bpf_probe_read_kernel(&tid, 4, (void *)(task + TASK_PID)))
-        return 0;
-    struct wait *found = earlier_waits.lookup(&tid);
-    if (!found)
-        return 0;
-    found->task = task;
-    waits.update(&task, found);
-    earlier_waits.delete(&tid);
-    return waits.lookup(&task);
-}
-
-static __always_inline void wait_ends(struct wait *wait) {
-    u64 now = bpf_ktime_get_ns();
+static __always_inline void wait_ends(struct wait *wait, u64 now) {
     u64 out_ns = wait->header.extra;
     if (!out_ns)
         return;
     wait->header.time_ns = now;
     if (now - out_ns >= wait->bar_ns) {
+        if (wait->state && !wait->woken_ns) {
+            count(COUNTER_WAIT_WAKES_MISSED);
+            if (wait->due_ns && now + STARTED_BEFORE_NS >= wait->due_ns)
+                wait->waker_flags |= WAKER_TIME_WAS_UP;
+        }
         if (wait_records.ringbuf_output(wait, WAIT_RECORD_BYTES, RINGBUF_NO_WAKEUP))
             count(COUNTER_WAIT_RING_FULL);
     }
     wait->header.extra = 0;
     wait->out_ns_again = 0;
+}
+
+// The current thread runs, though its wait has not ended: its switch-in was not seen.
+static __always_inline void wait_has_ended(struct wait *wait, u64 task) {
+    u64 now = bpf_ktime_get_ns(), run_ns = 0;
+    u64 end = wait->woken_ns > wait->header.extra ? wait->woken_ns : wait->header.extra;
+    count(COUNTER_WAIT_ENDS_MISSED);
+    if (!wait->run_ns || bpf_probe_read_kernel(&run_ns, 8, (void *)(task + TASK_RUN_NS)))
+        run_ns = wait->run_ns;
+    u64 ran = run_ns - wait->run_ns;
+    if (end + ran < now)
+        end = now - ran;
+    wait_ends(wait, end);
 }
 
 // Kernel and user registers of the current task; the walk goes on in the program that is returned.
@@ -136,7 +162,7 @@ int wait_switch(struct bpf_raw_tracepoint_args *ctx) {
     if (!ended)
         ended = earlier_wait(next);
     if (ended)
-        wait_ends(ended);
+        wait_ends(ended, bpf_ktime_get_ns());
     u64 id = bpf_get_current_pid_tgid();
     u32 state = 0;
 #ifdef SWITCH_HAS_STATE
@@ -144,8 +170,12 @@ int wait_switch(struct bpf_raw_tracepoint_args *ctx) {
 #else
     bpf_probe_read_kernel(&state, 4, (void *)(previous + TASK_STATE));
 #endif
-    if (state & TASK_IS_DEAD)
+    if (state & TASK_IS_DEAD) {
+        struct wait *last = waits.lookup(&previous);
+        if (last && last->header.extra)  // its switch-in was not seen, and this is its last switch-out
+            wait_has_ended(last, previous);
         waits.delete(&previous);
+    }
     struct wait_settings *settings = wait_settings.lookup(&zero);
     if (!(id >> 32) || state & TASK_IS_DEAD || !settings || !is_tracked(settings, id >> 32))
         return 0;
@@ -154,6 +184,8 @@ int wait_switch(struct bpf_raw_tracepoint_args *ctx) {
     struct walk *w = wait_walks.lookup(&zero);
     if (!wait || !rate || !w)
         return 0;
+    if (wait->header.extra)
+        wait_has_ended(wait, previous);
     u64 now = bpf_ktime_get_ns();
     u32 weight = one_in(&wait->rate, now, WALKS_PER_THREAD);
     u32 of_cpu = one_in(rate, now, WALKS_PER_CPU);
@@ -172,8 +204,17 @@ int wait_switch(struct bpf_raw_tracepoint_args *ctx) {
     __builtin_memset(wait->waker_comm, 0, sizeof(wait->waker_comm));
     wait->state = ctx->args[0] & 1 ? 0 : state;
     wait->weight = weight;
-    wait->threshold_ns = settings->threshold_ns;
-    wait->bar_ns = (settings->threshold_ns * bpf_get_prandom_u32()) >> 32;
+    u32 pid = id >> 32;
+    u64 *threshold_ns = wait_thresholds.lookup(&pid);
+    wait->threshold_ns = threshold_ns ? *threshold_ns : settings->threshold_ns;
+    wait->bar_ns = (wait->threshold_ns * bpf_get_prandom_u32()) >> 32;
+    wait->due_ns = 0;
+    wait->run_ns = 0;
+    bpf_probe_read_kernel(&wait->run_ns, 8, (void *)(previous + TASK_RUN_NS));
+    h->tid = (u32)id;  // an exec by another thread than the first changes it
+    h->cpu = bpf_get_smp_processor_id();
+    h->uid = (u32)bpf_get_current_uid_gid();
+    bpf_get_current_comm(&h->comm, sizeof(h->comm));
     // From here on the wait can be ended and its wake, which may come at once on another CPU, be noted.
     asm volatile("" ::: "memory");
     h->extra = now;
@@ -182,14 +223,12 @@ int wait_switch(struct bpf_raw_tracepoint_args *ctx) {
         count(COUNTER_WAIT_CONFLICT);
         return 0;
     }
-    h->tid = (u32)id;  // an exec by another thread than the first changes it
     h->start_ns = w->record.header.start_ns;  // of an earlier wait it is known to the tick only
-    h->cpu = w->record.header.cpu;
-    h->uid = w->record.header.uid;
-    bpf_get_current_comm(&h->comm, sizeof(h->comm));
     w->waiter = 0;
     int next_program = wait_walk_part(ctx, w);
     wait->syscall = w->syscall;
+    if (wait->state)
+        wait->due_ns = due_of_syscall(w, now);
     wait_programs.call(ctx, next_program);
     count(COUNTER_TAIL_CALL_FAILED);
     walk_end(w);

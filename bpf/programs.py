@@ -19,7 +19,7 @@ from gpuprof.bpf import syscalls
 from gpuprof.bpf.inventory import FAMILIES, LAUNCH, SAMPLING, TRACEPOINTS
 from gpuprof.bpf.messages import Message, parse_message
 from gpuprof.bpf.program_source import LoadedPrograms, load_programs
-from gpuprof.bpf.records import Batch, batch_of
+from gpuprof.bpf.records import Batch, batch_of, launch_batches
 from gpuprof.bpf.ring import RingReader
 from gpuprof.bpf.sizes import LAUNCH_RING_BYTES, PAGE_BYTES, TableSizes, config_of, sizes_of
 from gpuprof.bpf.wait_programs import WaitPrograms
@@ -42,6 +42,8 @@ COUNTERS = (
     "waits_not_chosen",
     "wait_threads_full",
     "tracked_full",
+    "wait_wakes_missed",
+    "wait_ends_missed",
 )
 _MESSAGE_RING_BYTES = 64 * 4096
 _CODE_RING_BYTES = 128 * 4096
@@ -182,10 +184,11 @@ class StackPrograms:
         words, starts = self._ring.read()
         return batch_of(words, starts)
 
-    def read_launches(self) -> Batch:
-        """All records of launches that are ready; see records.py for what follows their Python words."""
-        words, starts = self._launches.read()
-        return batch_of(words, starts)
+    def read_launches(self) -> list[Batch]:
+        """The records of launches that are ready, in parts; see records.py for what follows their Python
+        words.
+        """
+        return launch_batches(self._launches)
 
     def open_launch_probe(self, pid: int, path: str, offset: int) -> int:
         """Run the launch program whenever process `pid` executes the instruction at a file offset; the
@@ -205,15 +208,16 @@ class StackPrograms:
             syscalls.map_delete(self.maps["seen_stacks"], struct.pack("<QII", stack_hash, pid, 0))
 
     def messages(self) -> list[Message]:
-        """All messages that are ready, oldest first."""
-        found: list[Message] = []
-        for ring in (self._messages, self._codes):  # code of processes that the first ring introduces
+        """All messages that are ready, oldest first; code after what introduces its process."""
+        found: list[list[Message]] = []
+        for ring in (self._codes, self._messages):  # the introduction was sent before the code
             words, starts = ring.read()
             raw = memoryview(words.tobytes())
-            found += [
-                parse_message(raw[8 * start : 8 * start + MAX_MESSAGE_BYTES]) for start in starts.tolist()
-            ]
-        return found
+            found.append(
+                [parse_message(raw[8 * start : 8 * start + MAX_MESSAGE_BYTES]) for start in starts.tolist()]
+            )
+        codes, messages = found
+        return messages + codes
 
     def counters(self) -> dict[str, int]:
         """Losses and rare events since the programs were loaded."""

@@ -137,8 +137,13 @@ static __always_inline int registers_of_task(struct walk *w) {
     if ((r.cs & 3) != 3)
         return STOP_KERNEL_THREAD;
     w->syscall = r.orig_ax;
+    __builtin_memset(w->arguments, 0, sizeof(w->arguments));
     if (r.cs != USER_CODE_64)
         return STOP_NOT_64_BIT;
+    w->arguments[0] = r.di;
+    w->arguments[1] = r.si;
+    w->arguments[2] = r.dx;
+    w->arguments[3] = r.r10;
     take_registers(w, r.ip, r.sp, r.bp, r.r10, r.r13);
     return STEP_NEXT;
 }

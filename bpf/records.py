@@ -31,6 +31,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuprof.bpf.ring import RingReader
+
 HEADER = np.dtype(
     [
         ("time_ns", "<u8"),
@@ -52,6 +54,8 @@ HEADER = np.dtype(
     ]
 )
 MESSAGE = struct.Struct("<IIQ")
+_PART_WORDS, _MAX_PARTS = 144 << 10, 16  # of 12,288 launches: malloc has room for the headers
+_HEADER_WORDS = HEADER.itemsize // 8
 FAMILY_CPU, FAMILY_LAUNCH, FAMILY_WAIT_STACK, FAMILY_WAIT = 0, 1, 2, 3
 
 
@@ -157,21 +161,57 @@ def batch_of(words: NDArray[np.uint64], starts: NDArray[np.int64]) -> Batch:
     """Columns of the records that begin at these indices of `words` (copied out of the ring)."""
     if not len(starts):
         return _NO_RECORDS  # most reads of a ring find nothing
-    return _columns(words, starts)
+    header = np.empty((_HEADER_WORDS, len(starts)), np.uint64)
+    for n, row in enumerate(header):  # word by word: a row of words for each record would be copied twice
+        row[:] = words.take(starts + n)
+    dtype, offset = HEADER.fields["header_words"][:2]  # type: ignore[index]  # it has fields
+    header_words = _field(header[offset // 8], dtype, offset)
+    return _columns(header, starts + header_words.astype(np.int64), words)
 
 
-def _columns(words: NDArray[np.uint64], starts: NDArray[np.int64]) -> Batch:
-    # Word by word: a row of words for each header first would be copied twice.
-    header = [words.take(starts + n) for n in range(HEADER.itemsize // 8)]
+def launch_batches(ring: RingReader) -> list[Batch]:
+    """The records of launches that are ready in their ring, in parts that the cache holds."""
+    parts: list[Batch] = []
+    while len(parts) < _MAX_PARTS:  # it may be filled as quickly as it is read
+        part = ring.take(_launches_of, _PART_WORDS)
+        if part is None:
+            break
+        parts.append(part)
+    return parts
+
+
+def _launches_of(words: NDArray[np.uint64], starts: NDArray[np.int64]) -> Batch:
+    """A batch of launches, which are in their ring. Where all stacks were seen before, as nearly always, it
+    gets the two words after each header, and no others.
+    """
+    count, step = len(starts), 1 + _HEADER_WORDS + 2  # with the word of the ring itself
+    if len(words) == count * step and (starts[1:] - starts[:-1] == step).all():
+        records = words.reshape(count, step)
+        header = records[:, 1 : 1 + _HEADER_WORDS].T.copy()
+        batch = _columns(header, 2 * np.arange(count), records[:, 1 + _HEADER_WORDS :].reshape(-1))
+        if not (batch.n_kernel.any() or batch.n_user.any() or batch.n_python.any()):
+            return batch
+    return batch_of(words.copy(), starts)
+
+
+def _columns(header: NDArray[np.uint64], first: NDArray[np.int64], words: NDArray[np.uint64]) -> Batch:
+    """A batch of records; row n of `header` has the nth words of all of their headers."""
     columns: dict[str, NDArray[Any]] = {}
     for name, (dtype, offset, *_) in (HEADER.fields or {}).items():
         of = header[offset // 8 : -(-(offset + dtype.itemsize) // 8)]
+        if name == "header_words":
+            continue
         if len(of) > 1:
-            columns[name] = np.stack(of, axis=1).view(dtype)[:, 0]
+            columns[name] = np.stack(list(of), axis=1).view(dtype)[:, 0]
         else:
-            columns[name] = of[0].view(dtype)[offset % 8 // dtype.itemsize :: 8 // dtype.itemsize].copy()
-    first = starts + columns.pop("header_words").astype(np.int64)
+            columns[name] = _field(of[0], dtype, offset)
     return Batch(first=first, words=words, **columns)
 
 
-_NO_RECORDS = _columns(np.zeros(0, np.uint64), np.zeros(0, np.int64))
+def _field(word: NDArray[np.uint64], dtype: np.dtype[Any], offset: int) -> NDArray[Any]:
+    """A field of many records: a view of the word of each that holds it."""
+    field: NDArray[Any] = word.view(dtype)[offset % 8 // dtype.itemsize :: 8 // dtype.itemsize]
+    return field
+
+
+_NO_RECORDS = _columns(np.zeros((_HEADER_WORDS, 0), np.uint64), np.zeros(0, np.int64), np.zeros(0, np.uint64))

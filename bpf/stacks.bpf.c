@@ -19,6 +19,7 @@
 // Compiled in two parts, so that CPU stacks need not wait for the other families.
 #ifndef ONLY_REQUIRED
 #include "launch.bpf.h"
+#include "time_limits.bpf.h"
 #include "offcpu.bpf.h"
 #endif
 

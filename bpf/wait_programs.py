@@ -28,7 +28,7 @@ TRACK_SELF, TRACK_CHILDREN = 1, 2
 MAX_TRACKED = 16384
 MAX_THREADS = 16384
 MAX_EARLIER = 4000  # of the 4096 that the map holds
-ON_INTERRUPT_STACK, NOT_IN_SYSCALL = 1, 2  # of waker_flags
+ON_INTERRUPT_STACK, NOT_IN_SYSCALL, TIME_WAS_UP = 1, 2, 4  # of waker_flags
 
 # A wait; struct wait of layout.bpf.h up to `rate`. In its header time_ns is the switch-in, extra the
 # switch-out.
@@ -48,8 +48,17 @@ _WORDS = [
     ("waker_flags", "<u4"),
 ]
 WAIT_RECORD = np.dtype([(name, *rest) for name, *rest in HEADER.descr] + _WORDS)
-_WAIT_STATE = np.dtype([*WAIT_RECORD.descr, ("rate", "<u8", 2), ("task", "<u8"), ("out_ns_again", "<u8")])
-_MAPS = ("tracked", "waits", "earlier_waits", "wait_settings", "seen_waits")
+_WAIT_STATE = np.dtype(
+    [
+        *WAIT_RECORD.descr,
+        ("rate", "<u8", 2),
+        ("task", "<u8"),
+        ("out_ns_again", "<u8"),
+        ("run_ns", "<u8"),
+        ("due_ns", "<u8"),
+    ]
+)
+_MAPS = ("tracked", "waits", "earlier_waits", "wait_settings", "wait_thresholds", "seen_waits")
 _FAMILY_WORD = 3  # of a record's header: stop, flags, family
 _SETTINGS = struct.Struct("<QIIII")
 
@@ -68,6 +77,7 @@ class WaitPrograms:
         self._lock = threading.Lock()
         self._attached: list[int] = []
         self._settings = 0, 0, 0  # of _SETTINGS the first
+        self._thresholds: dict[int, int] = {}  # of processes that have another than that of the settings
         self._earlier: set[int] = set()  # threads of which an earlier wait was put in
         self._closed = False
         self.begun = False  # there may be something to read
@@ -88,8 +98,12 @@ class WaitPrograms:
             self._earlier = set()
             self.begun = True
             try:
+                self._write_thresholds({})
                 self._write_settings()
                 if not self._attached:
+                    # What was left when waits were followed before: nobody saw how it went on.
+                    for task in syscalls.map_keys(self._maps["waits"], 8, MAX_THREADS):
+                        syscalls.map_delete(self._maps["waits"], task)
                     for name, tracepoint in WAIT_TRACEPOINTS.items():
                         self._attached.append(syscalls.raw_tracepoint_open(tracepoint, programs[name]))
             except OSError as error:
@@ -100,15 +114,40 @@ class WaitPrograms:
 
     @property
     def threshold_ns(self) -> int:
-        """Waits that are shorter are sampled."""
+        """Waits that are shorter are sampled, those of a process with a threshold of its own excepted."""
         return self._settings[0]
 
-    def set_threshold(self, threshold_ns: int) -> None:
-        """Sample what is shorter than this from now on; waits that have begun keep theirs."""
+    @property
+    def thresholds(self) -> Mapping[int, int]:
+        """The thresholds of processes that have one of their own, in ns."""
+        return self._thresholds
+
+    def set_thresholds(self, others_ns: int, of: Mapping[int, int]) -> None:
+        """Sample what is shorter from now on, of the processes `of` and of all others; waits that have begun
+        keep the threshold that they began under.
+        """
+        of = {pid: min(threshold_ns, MAX_THRESHOLD_NS) for pid, threshold_ns in of.items()}
+        others_ns = min(others_ns, MAX_THRESHOLD_NS)
         with self._lock, suppress(OSError):
-            if not self._closed:
-                self._settings = min(threshold_ns, MAX_THRESHOLD_NS), *self._settings[1:]
-                self._write_settings()
+            if not self._closed and (others_ns != self._settings[0] or of != self._thresholds):
+                self._write_thresholds(of)
+                if others_ns != self._settings[0]:
+                    self._settings = others_ns, *self._settings[1:]
+                    self._write_settings()
+
+    def _write_thresholds(self, of: Mapping[int, int]) -> None:
+        written, wait_thresholds = dict(self._thresholds), self._maps["wait_thresholds"]
+        for pid in self._thresholds.keys() - of.keys():
+            syscalls.map_delete(wait_thresholds, struct.pack("<I", pid))
+            del written[pid]
+        for pid, threshold_ns in of.items():
+            if written.get(pid) != threshold_ns:
+                with suppress(OSError):  # no room: it has that of the others
+                    syscalls.map_update(
+                        wait_thresholds, struct.pack("<I", pid), struct.pack("<Q", threshold_ns)
+                    )
+            written[pid] = threshold_ns
+        self._thresholds = written
 
     def _write_settings(self) -> None:
         values = _SETTINGS.pack(*self._settings, bool(self._earlier), 0)

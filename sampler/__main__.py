@@ -4,10 +4,10 @@ import os
 import sys
 
 from gpuprof.sampler import memory
-from gpuprof.snapshots.process_name import set_process_name
+from gpuprof.snapshots.process_name import SAMPLER, set_process_name
 
 if __name__ == "__main__":
-    set_process_name("gpuprof-sampler")
+    set_process_name(SAMPLER)
     memory.configure()
     from gpuprof.sampler import ahead
 

@@ -102,6 +102,7 @@ class Connection:
         self._streaming = asyncio.Lock()  # held by the subscription for a piece, by a fetch for all of it
         self._requests: set[asyncio.Task[None]] = set()
         self._subscription: asyncio.Task[None] | None = None
+        self._streams: set[asyncio.Task[None]] = set()  # it, and those before it that are about to end
         self._fetching = False
         self._loop = asyncio.get_running_loop()
 
@@ -121,13 +122,22 @@ class Connection:
             traceback.print_exc()
             reason = GpuprofError("the sampler could not go on with this client", "please report this")
         finally:
-            self._unsubscribe()
-            for task in self._requests:
-                task.cancel()
-            with suppress(OSError, asyncio.TimeoutError):
-                if reason is not None:
-                    await asyncio.wait_for(self._fail(0, reason), self._limits.last_words_s)
-            self._sock.close()
+            try:
+                await self._end(reason)
+            finally:
+                self._sock.close()
+
+    async def _end(self, reason: GpuprofError | None) -> None:
+        """End what is still being answered, and say why where there is a reason."""
+        self._unsubscribe()
+        ending = {*self._requests, *self._streams}
+        for task in ending:
+            task.cancel()
+        with suppress(OSError, asyncio.TimeoutError):
+            if reason is not None:
+                await asyncio.wait_for(self._fail(0, reason), self._limits.last_words_s)
+        if ending:  # the loop may end with this connection, and none may be left pending in it
+            await asyncio.wait(ending, timeout=self._limits.last_words_s)
 
     async def _read_requests(self) -> GpuprofError | None:
         """Read until the client closes its side (None) or does what it should not (the reason)."""
@@ -162,25 +172,27 @@ class Connection:
                     request.id, GpuprofError("too many questions at once", "wait for the answers")
                 )
             else:
-                self._start(self._answer_query(request), request.id)
+                self._start(functools.partial(self._answer_query, request), request.id)
         elif isinstance(request, Fetch):
             if self._fetching or len(self._requests) >= self._limits.queries:
                 await self._fail(request.id, GpuprofError("a fetch is under way", "wait until it has ended"))
             else:
                 self._fetching = True
-                self._start(self._answer_fetch(request), request.id)
+                self._start(functools.partial(self._answer_fetch, request), request.id)
         elif isinstance(request, Watch | Settle):
             if len(self._requests) >= self._limits.queries:
                 await self._fail(
                     request.id, GpuprofError("too many requests at once", "wait for the answers")
                 )
             elif isinstance(request, Watch):
-                self._start(self._answer_watch(request), request.id)
+                self._start(functools.partial(self._answer_watch, request), request.id)
             else:
-                self._start(self._answer_settle(request), request.id)
+                self._start(functools.partial(self._answer_settle, request), request.id)
         elif isinstance(request, Subscribe):
             self._unsubscribe()
             self._subscription = self._loop.create_task(self._stream(request))
+            self._streams.add(self._subscription)
+            self._subscription.add_done_callback(self._streams.discard)
         else:
             return FrameError(f"a {request.KIND} frame is not a request")
         return None
@@ -212,15 +224,18 @@ class Connection:
 
     # ---------------------------------------------------------------------------------------------- requests
 
-    def _start(self, answering: Coroutine[None, None, None], request_id: int) -> None:
-        task = self._loop.create_task(self._guard(answering, request_id))
+    def _start(self, answer: Callable[[], Coroutine[None, None, None]], request_id: int) -> None:
+        task = self._loop.create_task(self._guard(answer, request_id))
         self._requests.add(task)
         task.add_done_callback(self._requests.discard)
 
-    async def _guard(self, answering: Coroutine[None, None, None], request_id: int) -> None:
-        """Whatever goes wrong with one request ends that request, with a failure frame that says so."""
+    async def _guard(self, answer: Callable[[], Coroutine[None, None, None]], request_id: int) -> None:
+        """Whatever goes wrong with one request ends that request, with a failure frame that says so.
+
+        The coroutine is made here, so that a request that is cancelled before it began leaves none behind.
+        """
         try:
-            await answering
+            await answer()
         except OSError:
             self._hang_up()
         except Exception as error:  # noqa: BLE001

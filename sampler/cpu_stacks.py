@@ -143,6 +143,10 @@ class CpuStacks:
         self._to_settle.append((least_wait_ns, done))
         return done.wait(seconds)
 
+    def wait_for_launches(self, seconds: float) -> None:
+        """Return when there are launches to be taken, at the latest after so long. From any thread."""
+        self._launches.wait(seconds)
+
     def take_launches(self) -> list[Launches]:
         """What launches there were since the last call, oldest first. From any thread."""
         return self._launches.take()
@@ -211,19 +215,23 @@ class CpuStacks:
         settling = [self._to_settle.popleft() for _ in range(len(self._to_settle))]
         if settling:
             self._drained_ns = 0  # now, and not only when it is time
-        # Messages first: what they publish is needed to name the samples that came with them.
+        # Messages before the stacks that came with them: what they tell is needed to name these, and may come
+        # only once. So they are read after the stacks, and what is drained meanwhile has to wait.
         self._drain()
+        self._launches.announce()
+        least_wait_ns = min((least_ns for least_ns, _ in settling), default=None)
+        self.waits.take(time.monotonic_ns(), least_wait_ns)
+        ready = len(self._pending)
         self._follower.handle(self._programs.messages(), self._drain)
         for pid in wanted:  # only now: `follows` must not be true before it is so
             self._to_follow.remove(pid)
-        for _ in range(len(self._pending)):
+        for _ in range(ready):
             if self._pending and not self._stop.is_set():
                 batch = self._pending.popleft()
                 self._pending_words -= len(batch.words)
                 self._consume_safely(batch)
                 self._drain()
-        least_wait_ns = min((least_ns for least_ns, _ in settling), default=None)
-        self.waits.tick(time.monotonic_ns(), self._ids_with_room, least_wait_ns)
+        self.waits.tick(time.monotonic_ns(), self._ids_with_room)
         for _, done in settling:
             done.set()
         now_ns = time.monotonic_ns()
@@ -238,7 +246,7 @@ class CpuStacks:
         if now_ns - self._drained_ns >= DRAIN_NS:
             self._drained_ns = now_ns
             batch = self._programs.read()
-            for part in (batch, self._programs.read_launches()):
+            for part in (batch, *self._programs.read_launches()):
                 if len(part):
                     self._pending.append(part)
                     self._pending_words += len(part.words)

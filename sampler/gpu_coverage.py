@@ -98,8 +98,7 @@ class Coverage:
         self._put(key, [part for part in parts if int(part.start[0]) >= last_ns])
         for part in _apart([part for part in parts if int(part.start[0]) < last_ns]):
             busy_ns += _in_windows(part, edges)
-            if int(part.end[-1]) > last_ns:
-                self._put(key, [part.clipped(last_ns, MAX_NS)])
+            self._put(key, [_ending_after(part, last_ns)])
         return busy_ns
 
     def write(self, now_ns: int, gpus: Collection[str]) -> None:
@@ -109,6 +108,7 @@ class Coverage:
             return
         first_ns = max(self._done_ns, until_ns - MAX_WINDOWS * WINDOW_NS)
         edges = np.arange(first_ns, until_ns + 1, WINDOW_NS, dtype=np.int64)
+        readings: list[tuple[NDArray[Any], ...]] = []
         for gpu in sorted(gpus):
             seen_ns = WINDOW_NS - self._pauses.get(gpu, EMPTY).in_windows(edges)
             some = seen_ns > 0
@@ -118,7 +118,9 @@ class Coverage:
                 busy_ns = self._busy_ns((gpu, kind), edges)[some]
                 percent = np.minimum(busy_ns / seen_ns[some], 1.0) * 100.0
                 series = np.full(len(percent), self._series_id(metric, gpu, None), np.uint32)
-                self._history.add_readings(series, edges[:-1][some], edges[1:][some], percent)
+                readings.append((series, edges[:-1][some], edges[1:][some], percent))
+        if readings:
+            self._history.add_readings(*map(np.concatenate, zip(*readings, strict=True)))
         self._done_ns = until_ns
         for key in [key for key in self._parts if key[0] not in gpus]:
             self._pop(key)
@@ -163,6 +165,12 @@ def _set_of(start: NDArray[Any], end: NDArray[Any]) -> Spans:
     if (finish > begin).all() and (begin[1:] > finish[:-1]).all():
         return Spans(begin, finish)
     return union(begin, finish)
+
+
+def _ending_after(part: Spans, time_ns: int) -> Spans:
+    """Those of its intervals that end later, whole: the next windows take of the first what is in them."""
+    first = int(np.searchsorted(part.end, time_ns, "right"))
+    return Spans(part.start[first:], part.end[first:])
 
 
 def _in_windows(part: Spans, edges: NDArray[np.int64]) -> NDArray[np.int64]:

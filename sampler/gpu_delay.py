@@ -34,7 +34,7 @@ class LaunchDelay:
         if is_constant(which):
             more, kernels = (int(delay_ns.sum()), len(which)) if which[0] else (0, 0)
         else:
-            more, kernels = int(delay_ns.sum(where=which)), int(np.count_nonzero(which))
+            more, kernels = int((delay_ns * which).sum()), int(np.count_nonzero(which))
         self._sums[gpu, pid] = total + more, count + kernels
 
     def write(self, now_ns: int) -> None:

@@ -24,6 +24,7 @@ MAX_FDS = 4096  # of a process that are looked at: the library opens its ring ea
 MAX_RINGS = 4  # of one process: beside its own it may have inherited one
 MAX_CANDIDATES = 512
 OTHERS_AT_ONCE = 24  # processes that nobody points to, looked at in one round
+FEW_OTHERS = 6  # the same, where the stack reader tells which processes map the library
 
 
 @dataclass(slots=True, eq=False)
@@ -58,12 +59,12 @@ class Discovery:
         self._others: list[int] = []
 
     def find(
-        self, candidates: Collection[int], known: Collection[tuple[int, int]], *, others: bool = True
+        self, candidates: Collection[int], known: Collection[tuple[int, int]], *, others: int = OTHERS_AT_ONCE
     ) -> list[FoundRing]:
-        """Rings that are not `known` (by identity), of the candidates and of the next few other processes."""
+        """Rings that are not `known` (by identity), of the candidates and of the next `others` processes."""
         pids = [*sorted(candidates)[:MAX_CANDIDATES]]
         if others:
-            pids += [pid for pid in self._next_others() if pid not in candidates]
+            pids += [pid for pid in self._next_others(others) if pid not in candidates]
         found: list[FoundRing] = []
         for pid in pids:
             self.refused.pop(pid, None)
@@ -75,11 +76,11 @@ class Discovery:
             del self.refused[pid]
         return found
 
-    def _next_others(self) -> list[int]:
+    def _next_others(self, count: int) -> list[int]:
         if not self._others:
             with suppress(OSError):
                 self._others = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-        part, self._others = self._others[:OTHERS_AT_ONCE], self._others[OTHERS_AT_ONCE:]
+        part, self._others = self._others[:count], self._others[count:]
         return part
 
     def _take(self, pid: int, number: int, known: Collection[tuple[int, int]]) -> FoundRing | None:

@@ -183,17 +183,18 @@ class WorkJoin:
             thread = np.where(thread < 0, _unknown_thread(tables, session), thread)
             # A launch that was not seen though it should have been stands for itself.
             weight = np.where(weight > 0, weight, np.where(launch.stack == LEFT_OUT, 0.0, 1.0))
+        if weight.max() > MAX_WEIGHT:  # the process says how many it stands for
+            weight = np.minimum(weight, np.float32(MAX_WEIGHT))
         self._note_delay(session, joined)
-        gpu_ids, device = self._gpu_ids(tables, session), columns["device"]
         graphs, paths = has_any(columns["graph"]), not is_constant(columns["nvtx"])
         self._history.add_gpu_work(
             start_ns=columns["start_ns"],
             end_ns=columns["end_ns"],
-            gpu=gpu_ids[int(device[0])] if is_constant(device) else gpu_ids[device],
+            gpu=self._gpu_ids(tables, session, columns["device"]),
             stream=columns["stream"],
             thread=thread,
             stack=stack,
-            weight=np.minimum(weight, np.float32(MAX_WEIGHT)),  # the process says how many it stands for
+            weight=weight,
             nvtx=self._ranges(session)[columns["nvtx"]] if paths else 0,
             again=self._graphs.setdefault(session.key, GraphLaunches()).again(columns) if graphs else 0,
             bytes=columns["bytes"],
@@ -240,9 +241,14 @@ class WorkJoin:
             if gpu is not None:
                 self.delay.add(gpu, session.pid, delay, which if alike else which & (devices == ordinal))
 
-    def _gpu_ids(self, tables: Tables, session: GpuSession) -> NDArray[np.uint32]:
-        names = [self.uuid(session, ordinal) for ordinal in range(DEVICES)]
-        return np.array([*(tables.string(name) if name else 0 for name in names), 0], np.uint32)
+    def _gpu_ids(
+        self, tables: Tables, session: GpuSession, device: NDArray[np.uint16]
+    ) -> NDArray[np.uint32] | np.uint32:
+        """The id of each device's UUID, or one for all; 0 where it is not known."""
+        few = [int(device[0])] if is_constant(device) else range(DEVICES)
+        names = [self.uuid(session, ordinal) if ordinal < DEVICES else None for ordinal in few]
+        ids = np.array([*(tables.string(name) if name else 0 for name in names), 0], np.uint32)
+        return np.uint32(ids[0]) if is_constant(device) else ids[device]
 
     def uuid(self, session: GpuSession, ordinal: int) -> str | None:
         """The UUID, as NVML writes it, of a device by the process's own ordinal; None: not known."""
@@ -269,8 +275,9 @@ class WorkJoin:
                 kinds.append((COMMUNICATION, communication))
             for kind, of_kind in kinds:
                 mask = of_kind if alike else of_kind & (devices == device)
-                if mask.any():
-                    found.append((gpu, columns["start_ns"][mask], columns["end_ns"][mask], kind))
+                rows = np.flatnonzero(mask)
+                if len(rows):
+                    found.append((gpu, columns["start_ns"].take(rows), columns["end_ns"].take(rows), kind))
         return found
 
 

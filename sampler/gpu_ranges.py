@@ -116,9 +116,11 @@ class GraphLaunches:
         keys, first = np.unique(launch ^ columns["correlation"][rows], return_index=True)
         again[rows] = 1
         again[rows[first]] = 0
-        if len(self._seen):
-            known = np.sort(self._seen)  # np.isin takes ten times as long
-            seen = known[np.minimum(np.searchsorted(known, keys), len(known) - 1)] == keys
-            again[rows[first[seen]]] = 1
+        # Most launches are newer than all of before; np.isin for the others would take ten times as long.
+        older = int(np.searchsorted(keys, self._seen.max(), "right")) if len(self._seen) else 0
+        if older:
+            known = np.sort(self._seen)
+            seen = known[np.minimum(np.searchsorted(known, keys[:older]), len(known) - 1)] == keys[:older]
+            again[rows[first[:older][seen]]] = 1
         self._seen = np.concatenate([self._seen, keys])[-REMEMBERED:]
         return again

@@ -295,7 +295,7 @@ def check_file(fd: int) -> None:
 
 
 def _uuid(raw: bytes) -> str | None:
-    if not any(raw):
+    if not raw.strip(b"\0"):
         return None
     text = raw.hex()
     return f"GPU-{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"

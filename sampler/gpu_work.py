@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from gpuprof.sampler.gpu_budget import Costs
 from gpuprof.sampler.gpu_coverage import Coverage
-from gpuprof.sampler.gpu_discovery import Discovery, FoundRing
+from gpuprof.sampler.gpu_discovery import FEW_OTHERS, OTHERS_AT_ONCE, Discovery, FoundRing
 from gpuprof.sampler.gpu_join import WorkJoin
 from gpuprof.sampler.gpu_probe import find_probe
 from gpuprof.sampler.gpu_session import GpuSession, Work
@@ -25,6 +25,8 @@ from gpuprof.snapshots.gaps import Spans
 from gpuprof.snapshots.history import History
 
 TICK_S = 0.1
+READ_S = 0.25  # the longest from one reading of the rings to the next: it goes by the stack reader's pace
+SOON_S = 0.01
 LOOK_NS = 1_000_000_000  # how often processes are looked for, headers read, coverage written
 NEW_NS = 30 * 10**9  # for so long a process that is to load the library is looked at every time
 MAX_AT_ONCE = 16
@@ -102,7 +104,7 @@ class GpuWork:
             while not self._stop.is_set():
                 began = time.monotonic()
                 self.tick(time.monotonic_ns())
-                self._stop.wait(max(0.01, TICK_S - (time.monotonic() - began)))
+                self._rest(began)
         except Exception as error:  # noqa: BLE001 - a fault here must not end the sampler, and must be seen
             traceback.print_exc(file=sys.stderr)
             self._failure = f"the reader of GPU work failed: {error!r}"
@@ -112,9 +114,22 @@ class GpuWork:
             self._sessions = []
             self._set_status()
 
-    def tick(self, now_ns: int) -> None:
-        """One round: read all rings, then take the launches, join, write."""
+    def _rest(self, began: float) -> None:
+        """Until the next round. While something is recorded that is when launches come from the stack reader:
+        few records then come before their launch, and a round costs about the same for few and for many.
+        """
+        if any(session.more for session in self._sessions):
+            self._stop.wait(SOON_S)
+            return
+        self._stop.wait(max(SOON_S, TICK_S - (time.monotonic() - began)))
         source = self._launch_source()
+        if source is None or self._stop.is_set() or not any(session.locked for session in self._sessions):
+            return
+        self._meet(time.monotonic_ns(), source)
+        source.wait_for_launches(max(0.0, READ_S - (time.monotonic() - began)))
+
+    def _meet(self, now_ns: int, source: LaunchSource | None) -> None:
+        """Find processes, and have those that are found record."""
         if now_ns >= self._next_look_ns:
             self._next_look_ns = now_ns + LOOK_NS
             self._look(now_ns, source)
@@ -122,6 +137,11 @@ class GpuWork:
             self._look_at_new(now_ns, source)
         for session in [session for session in self._sessions if not session.locked]:
             self._listen(session, source, now_ns)
+
+    def tick(self, now_ns: int) -> None:
+        """One round: read all rings, then take the launches, join, write."""
+        source = self._launch_source()
+        self._meet(now_ns, source)
         # Records before launches, so that few records come before their launch.
         work = self._read(now_ns)
         launches = source.take_launches() if source is not None else []
@@ -166,7 +186,8 @@ class GpuWork:
         if source is not None:
             candidates |= self._some_of(source.injected_pids())
         known = {session.identity for session in self._sessions}
-        for found in self._discovery.find(candidates, known):
+        others = OTHERS_AT_ONCE if source is None else FEW_OTHERS
+        for found in self._discovery.find(candidates, known, others=others):
             self._begin(found)
         for session in self._sessions:
             if session.locked:
@@ -188,7 +209,7 @@ class GpuWork:
         new = self._some_of(new)
         if new:
             known = {session.identity for session in self._sessions}
-            for found in self._discovery.find(new, known, others=False):
+            for found in self._discovery.find(new, known, others=0):
                 self._begin(found)
 
     def _some_of(self, pids: set[int]) -> set[int]:

@@ -61,11 +61,14 @@ class LaunchQueue:
     def __init__(self) -> None:
         self.lost = 0  # because nobody took them in time
         self._lock = threading.Lock()
+        self._some = threading.Event()
         self._waiting: deque[Launches] = deque()
         self._count = 0
 
     def put(self, launches: Sequence[Launches]) -> None:
-        """Append; the oldest go when there are too many."""
+        """Append; the oldest go when there are too many. Nobody is woken before `announce`."""
+        if not launches:
+            return
         with self._lock:
             self._waiting.extend(launches)
             self._count += sum(map(len, launches))
@@ -79,8 +82,19 @@ class LaunchQueue:
         with self._lock:
             taken = list(self._waiting)
             self._waiting.clear()
+            self._some.clear()
             self._count = 0
         return taken
+
+    def announce(self) -> None:
+        """Wake who waits for launches, should there be any: all of a round have been put."""
+        with self._lock:
+            if self._waiting:
+                self._some.set()
+
+    def wait(self, seconds: float) -> None:
+        """Return when launches are announced, at the latest after so long."""
+        self._some.wait(seconds)
 
 
 @dataclass(slots=True, eq=False)
@@ -115,9 +129,11 @@ class LaunchStacks:
         """The launches of a batch. To be called under the history's lock with its tables."""
         if not len(batch):
             return []
-        words_before = batch.n_user.astype(np.int64) + 2 * batch.n_python.astype(np.int64)
-        tail = batch.first + batch.n_kernel + words_before
-        hashes, weights = batch.words[tail], batch.words[tail + 1]
+        tail = batch.first
+        if any(column.any() for column in (batch.n_user, batch.n_kernel, batch.n_python)):
+            words_before = batch.n_user.astype(np.int64) + 2 * batch.n_python.astype(np.int64)
+            tail = tail + batch.n_kernel + words_before
+        hashes, weights = batch.words.take(tail), batch.words.take(tail + 1)
         if self._frame_ids is not ids:
             self._begin_anew(ids)
         if self._tables is not tables:

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from gpuprof.bpf.wait_programs import TRACK_CHILDREN, TRACK_SELF
@@ -37,6 +37,28 @@ class Picks:
     parents: tuple[int, ...] = ()
     everything: bool = False
     threshold_ns: int = DEFAULT_THRESHOLD_NS
+
+
+def thinning(asked_ns: int, others_ns: int, of: Mapping[int, int]) -> str:
+    """Which waits are sampled that were not meant to be; empty where none are. `asked_ns`: the threshold that
+    was asked for; `others_ns`: the one now; `of`: of processes that have another.
+    """
+
+    def least(threshold_ns: int) -> str:
+        return f"{float(f'{threshold_ns / 1e6:.2g}'):g} ms"
+
+    raised = {pid: threshold_ns for pid, threshold_ns in of.items() if threshold_ns > asked_ns}
+    if others_ns > asked_ns:
+        most_ns = max(others_ns, *raised.values()) if raised else others_ns
+        up_to = "" if most_ns == others_ns else f", of some processes those under up to {least(most_ns)}"
+        return f"so many that those under {least(others_ns)} are sampled{up_to}"
+    if len(raised) == 1:
+        ((pid, threshold_ns),) = raised.items()
+        return f"so many of process {pid} that its waits under {least(threshold_ns)} are sampled"
+    if raised:
+        most = least(max(raised.values()))
+        return f"so many of {len(raised)} processes that their waits under up to {most} are sampled"
+    return ""
 
 
 class OffCpu:
@@ -199,11 +221,17 @@ class OffCpu:
         assert self._tracks is not None
         gone = [pid for pid in self._picks.pids if not os.path.exists(f"/proc/{pid}")]
         self._hint = ""
-        if self._picks.everything:
+        programs = self._tracks.programs
+        thinned = (
+            thinning(self._picks.threshold_ns, programs.threshold_ns, programs.thresholds)
+            if programs.running
+            else ""
+        )
+        if thinned:
+            everybody = "all processes; " if self._picks.everything else ""
+            self._state, self._reason = "degraded", everybody + thinned
+        elif self._picks.everything:
             self._state, self._reason = "ok", "all processes"
-        elif self._tracks.programs.threshold_ns > self._picks.threshold_ns and self._tracks.programs.running:
-            least_ms = self._tracks.programs.threshold_ns / 1e6
-            self._state, self._reason = "degraded", f"so many that those under {least_ms:g} ms are sampled"
         elif not roots and not self._tracks.programs.tracked():
             self._state, self._reason, self._hint = "off", NOTHING, HINT
             if gone:

@@ -29,20 +29,7 @@ class RecordThreads:
 
 def find_threads(batch: Batch, follower: ProcessFollower) -> RecordThreads:
     """The threads of a batch that is not empty. Their processes are looked up, and have been seen now."""
-    name = np.ascontiguousarray(batch.comm).view(np.uint64).reshape(-1, 2)
-    key = name[:, 0] * _MULTIPLIERS[0]
-    columns: tuple[NDArray[Any], ...] = (name[:, 1], batch.pid, batch.tid, batch.start_ns)
-    for column, multiplier in zip(columns, _MULTIPLIERS[1:], strict=True):
-        key += column.astype(np.uint64) * multiplier
-    order = np.argsort(key, kind="stable")
-    key = key[order]
-    begin = np.flatnonzero(np.concatenate([[True], key[1:] != key[:-1]]))
-    times = batch.time_ns[order]
-    earliest, latest = np.minimum.reduceat(times, begin).tolist(), np.maximum.reduceat(times, begin).tolist()
-    counts = np.diff(begin, append=len(order))
-    of_record = np.empty(len(order), np.int64)
-    of_record[order] = np.repeat(np.arange(len(begin)), counts)
-    first = order[begin]
+    first, of_record, earliest, latest = _grouped(batch)
     processes: list[ProcessStacks] = []
     split: list[int] = []
     pids, starts, uids = batch.pid[first].tolist(), batch.start_ns[first].tolist(), batch.uid[first].tolist()
@@ -63,6 +50,29 @@ def find_threads(batch: Batch, follower: ProcessFollower) -> RecordThreads:
     return _by_time(batch, found, processes, of_record)
 
 
+def _grouped(batch: Batch) -> tuple[NDArray[np.int64], NDArray[np.int64], list[int], list[int]]:
+    """The index of each thread's first record, of each record its thread; of each thread its first and last
+    time.
+    """
+    name = np.ascontiguousarray(batch.comm).view(np.uint64).reshape(-1, 2)
+    columns: tuple[NDArray[Any], ...] = (batch.tid, batch.pid, batch.start_ns, name[:, 0], name[:, 1])
+    times = batch.time_ns
+    if all((column == column[0]).all() for column in columns):  # one thread launches most of the time
+        nothing = np.zeros(len(times), np.int64)
+        return nothing[:1], nothing, [int(times.min())], [int(times.max())]
+    key = np.zeros(len(times), np.uint64)
+    for column, multiplier in zip(columns, _MULTIPLIERS, strict=True):
+        key += column.astype(np.uint64) * multiplier
+    order = np.argsort(key, kind="stable")
+    key = key[order]
+    begin = np.flatnonzero(np.concatenate([[True], key[1:] != key[:-1]]))
+    times = times[order]
+    earliest, latest = np.minimum.reduceat(times, begin).tolist(), np.maximum.reduceat(times, begin).tolist()
+    of_record = np.empty(len(order), np.int64)
+    of_record[order] = np.repeat(np.arange(len(begin)), np.diff(begin, append=len(order)))
+    return order[begin], of_record, earliest, latest
+
+
 def by_latest(
     of_record: NDArray[np.integer[Any]], time_ns: NDArray[np.uint64], count: int
 ) -> NDArray[np.int64]:
@@ -78,6 +88,8 @@ def by_latest(
 def _by_time(
     batch: Batch, first: list[int], processes: list[ProcessStacks], of_record: NDArray[np.int64]
 ) -> RecordThreads:
+    if len(first) == 1:
+        return RecordThreads(first, processes, of_record)
     order = by_latest(of_record, batch.time_ns, len(first))
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))

@@ -81,8 +81,9 @@ class Server:
         self._on_idle = None
         for client in list(self._clients):
             client.cancel()
-        if self._clients:
-            await asyncio.wait(self._clients, timeout=0.5)
+        ending = {*self._clients, *(accepting for _, accepting in self._endpoints)}
+        if ending:  # none is left pending in a loop that ends now
+            await asyncio.wait(ending, timeout=0.5)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def _accept(self, endpoint: endpoints.Endpoint) -> None:
@@ -121,6 +122,7 @@ class Server:
         task = self._loop.create_task(connection.run())
         self._clients.add(task)
         task.add_done_callback(self._gone)
+        task.add_done_callback(lambda _: sock.close())  # one that is cancelled before it began closes nothing
 
     def _gone(self, task: asyncio.Task[None]) -> None:
         self._clients.discard(task)

@@ -24,7 +24,7 @@ from gpuprof.sampler.status import Failed, Source
 from gpuprof.snapshots.errors import EXIT_UNAVAILABLE, GpuprofError
 from gpuprof.snapshots.history import History
 
-WATCH_SECONDS = 5.0
+WATCH_SECONDS = 12.0  # the programs for it may have to be compiled first, on a busy machine
 _ALIVE = ("ok", "degraded")
 
 

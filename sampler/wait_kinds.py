@@ -13,6 +13,7 @@ from collections.abc import Sequence
 RUNNABLE = "runnable, not scheduled"
 PAGE_FAULT = "page fault"
 OTHER = "other wait"
+A_TIMER = "a timer"
 
 _FAULT = re.compile(r"(asm_)?exc_page_fault$|handle_mm_fault$|do_user_addr_fault$")
 
@@ -98,7 +99,7 @@ _INTERRUPT = _any_of(
 _SOFT_TIMER = _any_of("run_timer_softirq hrtimer_run_softirq expire_timers call_timer_fn __run_timers tmigr_")
 _CAUSES = (
     (
-        "a timer",
+        A_TIMER,
         _any_of(
             """hrtimer_wakeup __hrtimer_run_queues process_timeout it_real_fn posix_timer timerfd_tmr alarm_
             call_timer_fn run_timer_softirq expire_timers tmigr_ delayed_work_timer"""

@@ -10,10 +10,12 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuprof.bpf.records import Batch
 from gpuprof.bpf.wait_programs import WaitPrograms
 from gpuprof.sampler.earlier_waits import KernelStack, waits_of
 from gpuprof.sampler.frame_ids import FrameIds
@@ -21,7 +23,8 @@ from gpuprof.sampler.launch_stacks import ThreadIds
 from gpuprof.sampler.process_follower import ProcessFollower
 from gpuprof.sampler.record_threads import by_latest
 from gpuprof.sampler.stack_resolver import StackResolver
-from gpuprof.sampler.wait_rows import LastingWaits, Threshold, WaitRows, rows_of
+from gpuprof.sampler.wait_budget import WaitBudget
+from gpuprof.sampler.wait_rows import LastingWaits, WaitRows, rows_of
 from gpuprof.sampler.wait_stacks import Key, WaitStacks
 from gpuprof.snapshots.frames import NO_THREAD, WaitKind
 from gpuprof.snapshots.history import History
@@ -30,11 +33,26 @@ from gpuprof.snapshots.tables import Tables
 LASTING_NS = 10**9  # how often waits that last are looked at
 GONE_NS = 60 * 10**9  # a wait that lasts longer is looked at whether its thread is still there
 LOOKED_AT_ONCE = 50
+TOGETHER_NS = 400_000_000  # few waits are taken together: each time costs as much as fifty of them
+FEW = 1000
 CUT_BEHIND_NS = 1_000_000  # a piece ends so long ago that a wake just before is known
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Taken:
+    """What the kernel side had: new stacks, waits that ended, and, where they were due, those that last, up
+    to `until_ns`.
+    """
+
+    batch: Batch
+    waits: NDArray[np.void]
+    lasting: tuple[NDArray[np.void], NDArray[np.uint64]] | None
+    until_ns: int
+    least_ns: int | None
+
+
 class WaitReader:
-    """Rows of waits into `history`. tick() by one thread; the counts from any."""
+    """Rows of waits into `history`. take() and tick() by one thread; the counts from any."""
 
     def __init__(
         self,
@@ -51,11 +69,13 @@ class WaitReader:
         self._threads = threads
         self._stacks = WaitStacks(programs, resolver)
         self._lasting = LastingWaits()
-        self._threshold = Threshold()
+        self._budget: WaitBudget | None = None
+        self._spent_s = 0.0  # CPU time for waits that ended, since the budget was last asked
         self._earlier: deque[tuple[Key, KernelStack]] = (
             deque()
         )  # stacks of earlier waits that are to be named
-        self._next_lasting_ns = self._turn = 0
+        self._next_lasting_ns = self._next_take_ns = self._turn = 0
+        self._taken: _Taken | None = None
 
     @property
     def truncated(self) -> int:
@@ -75,43 +95,80 @@ class WaitReader:
         def followed() -> set[int]:
             return set(self.programs.running_waits()[0]["tid"].tolist())
 
-        self.programs.drop_earlier(waits_of(pid, self.programs.threshold_ns, add, followed))
+        self.programs.drop_earlier(waits_of(pid, self._threshold_of(pid), add, followed))
 
-    def tick(self, now_ns: int, ids: Callable[[], FrameIds], least_ns: int | None = None) -> None:
-        """Add what is ready. `ids`: the frame ids of now, in a new generation of tables where the old one was
-        full; `least_ns`: add the waits that last, too, if there is so much of them to add.
+    def _threshold_of(self, pid: int) -> int:
+        return self.programs.thresholds.get(pid, self.programs.threshold_ns)
+
+    def take(self, now_ns: int, least_ns: int | None = None) -> None:
+        """Take what is ready from the kernel side, for the next tick(); `least_ns`: add the waits that last,
+        too, if there is so much of them to add.
+
+        The messages of the kernel side are to be handled between the two: what is mapped where in a process
+        is told before the first stack that needs it, and only once.
         """
         if not self.programs.begun:
+            return
+        # What a process is made of is read while it lives, so waits of a young one do not lie about.
+        hurry = least_ns is not None or self._follower.hurry_ns > now_ns
+        if now_ns < self._next_take_ns and not hurry:
             return
         lasting = self.programs.running and (least_ns is not None or now_ns >= self._next_lasting_ns)
         # What lasts is looked at first: a wait that ends after that comes with the next records. A wake
         # before `until_ns` is in what is looked at.
         until_ns = time.monotonic_ns() - CUT_BEHIND_NS
-        running, tasks = self.programs.running_waits() if lasting else (None, None)
+        running = self.programs.running_waits() if lasting else None
+        began_s = time.thread_time()
         batch, waits = self.programs.read()
+        self._spent_s += time.thread_time() - began_s
+        self._next_take_ns = now_ns + (TOGETHER_NS if len(waits) <= FEW else 0)
+        self._taken = _Taken(batch, waits, running, until_ns, least_ns)
+
+    def tick(self, now_ns: int, ids: Callable[[], FrameIds]) -> None:
+        """Add what was taken. `ids`: the frame ids of now, in a new generation of tables where the old one
+        was full.
+        """
+        taken, self._taken = self._taken, None
+        if taken is None:
+            return
+        batch, waits = taken.batch, taken.waits
         try:
             self._stacks.tidy(ids())
             while self._earlier:
                 key, stack = self._earlier.popleft()
                 self._stacks.put_earlier(key, stack.names, stack.binaries, ids())
-            if self.programs.running:
-                threshold_ns = self._threshold.next(len(waits), now_ns, self.programs.threshold_ns)
-                if threshold_ns != self.programs.threshold_ns:
-                    self.programs.set_threshold(threshold_ns)
-            if len(batch):
-                self._stacks.take(batch, ids())
-            if len(waits):
-                ends = waits["time_ns"].copy()
-                self._add(waits, rows_of(waits, ends, self._lasting.end(waits)), ids)
-            if running is not None and tasks is not None:
+            began_s = time.thread_time()
+            try:
+                if len(batch):
+                    self._stacks.take(batch, ids())
+                if len(waits):
+                    ends = waits["time_ns"].copy()
+                    self._add(waits, rows_of(waits, ends, self._lasting.end(waits)), ids)
+            finally:
+                self._spent_s += time.thread_time() - began_s
+                self._steer(waits, now_ns)
+            if taken.lasting is not None:
+                running, tasks = taken.lasting
                 self._next_lasting_ns = now_ns + LASTING_NS
                 self._forget_gone(running, tasks, now_ns)
-                self._add_lasting(running, waits, until_ns, least_ns, ids)
+                self._add_lasting(running, waits, taken.until_ns, taken.least_ns, ids)
         except (ValueError, IndexError, KeyError, OverflowError):
             # What cannot be understood is counted and left out; what comes next may be fine.
             if not self.invalid:
                 traceback.print_exc(file=sys.stderr)
             self.invalid += len(waits)
+
+    def _steer(self, waits: NDArray[np.void], now_ns: int) -> None:
+        """Keep what waits cost within bounds; those that last are few, and are left out of it."""
+        programs = self.programs
+        if not programs.running:
+            self._budget = None
+            return
+        if self._budget is None:
+            self._budget = WaitBudget(programs.threshold_ns)
+        thresholds = self._budget.next(waits, self._spent_s, now_ns)
+        self._spent_s = 0.0
+        programs.set_thresholds(thresholds.others, thresholds.of)
 
     def _add_lasting(
         self,
@@ -127,6 +184,10 @@ class WaitReader:
             bool,
         )
         waits, starts = self._lasting.due(running[last], until_ns, least_ns)
+        # A wake after that may have been noted in part only, and belongs to the piece that follows.
+        later = waits["woken_ns"] > until_ns
+        for name in ("waker_stack", "waker_start_ns", "waker_tid", "waker_pid", "waker_comm", "waker_flags"):
+            waits[name][later] = np.zeros((), waits.dtype[name])
         ends = np.full(len(waits), until_ns, np.uint64)
         self._add(waits, rows_of(waits, ends, starts), ids)
 

@@ -17,9 +17,6 @@ from numpy.typing import NDArray
 from gpuprof.snapshots.frames import WaitKind
 
 MAX_WAIT_NS = 1 << 60
-RATE_NS = 10**9
-MAX_WAITS_PER_S = 5_000  # 10 to 18 us of the reader each, most of it for new stacks: below a tenth of a core
-MIN_RAISED_NS, MAX_RAISED_NS = 100_000, 1_000_000_000
 FIRST_PIECE_NS = 10**9  # a wait that lasts longer is written while it lasts, in pieces of a fifth of its age
 MAX_PIECE_NS = 5 * 10**9
 
@@ -71,34 +68,6 @@ def rows_of(
     of, starts, ends, weights, kinds = (np.concatenate(column) for column in zip(*parts, strict=True))
     order = np.argsort(ends, kind="stable")
     return WaitRows(of[order], starts[order], ends[order], weights[order], kinds[order], int((~valid).sum()))
-
-
-class Threshold:
-    """Keeps the number of waits within what the reader can do: the threshold is doubled while there are more,
-    and halved again, down to the one asked for, when there are far fewer. Weights stay true, since each wait
-    carries its own threshold.
-    """
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._base_ns: int | None = None
-        self._since_ns = 0
-
-    def next(self, count: int, now_ns: int, current_ns: int) -> int:
-        """The threshold from now on, after `count` more waits; `current_ns`: the one now."""
-        if self._base_ns is None:
-            self._base_ns, self._since_ns = current_ns, now_ns
-        self._count += count
-        age_ns = now_ns - self._since_ns
-        if age_ns < RATE_NS:
-            return current_ns
-        rate = self._count * 10**9 // age_ns
-        self._count, self._since_ns = 0, now_ns
-        if rate > MAX_WAITS_PER_S:
-            return min(max(2 * current_ns, MIN_RAISED_NS), MAX_RAISED_NS)
-        if rate < MAX_WAITS_PER_S // 4 and current_ns > self._base_ns:
-            return self._base_ns if current_ns <= MIN_RAISED_NS else max(current_ns // 2, self._base_ns)
-        return current_ns
 
 
 class LastingWaits:

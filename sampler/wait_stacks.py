@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuprof.bpf.records import Batch
-from gpuprof.bpf.wait_programs import NOT_IN_SYSCALL, ON_INTERRUPT_STACK, WaitPrograms
+from gpuprof.bpf.wait_programs import NOT_IN_SYSCALL, ON_INTERRUPT_STACK, TIME_WAS_UP, WaitPrograms
 from gpuprof.sampler.frame_ids import FrameIds
 from gpuprof.sampler.stack_resolver import StackResolver
-from gpuprof.sampler.wait_kinds import cause_of_wake, is_tracing, kind_of_wait
+from gpuprof.sampler.wait_kinds import A_TIMER, cause_of_wake, is_tracing, kind_of_wait
 from gpuprof.snapshots.frames import FrameKind
 from gpuprof.snapshots.names import clean
 from gpuprof.snapshots.tables import Tables
@@ -159,7 +159,10 @@ class WaitStacks:
         host = self.find((pid, int(row["start_ns"]), hashed))
         waker = None
         if row["waker_stack"]:
-            waker = self.find((int(row["waker_pid"]), int(row["waker_start_ns"]), int(row["waker_stack"])))
+            waker_pid = int(row["waker_pid"])
+            waker = self.find((waker_pid, int(row["waker_start_ns"]), int(row["waker_stack"])))
+            if waker is None:
+                self._programs.resend_stack(waker_pid, int(row["waker_stack"]))
         if host is None:
             self.not_kept += count
             if hashed:
@@ -216,9 +219,11 @@ def frames_of_row(
     unknown = [ids.get(NOT_KEPT, "", "", FrameKind.UNKNOWN)]
     frames = unknown if host is None else list(host.in_ids(ids))
     frames.append(ids.get(kind, "", "", FrameKind.WAIT))
+    flags = int(row["waker_flags"])
+    if not runnable and flags & TIME_WAS_UP:
+        frames.append(ids.get(f"woken by {A_TIMER}", "", "", FrameKind.WAIT))
     if runnable or not row["woken"]:
         return frames, False
-    flags = int(row["waker_flags"])
     cause = cause_of_wake(
         waker.names if waker is not None else (),
         idle=not row["waker_pid"],

@@ -13,9 +13,12 @@ was killed, and how much of it is missing; older files have none. Its body says 
 
 The raw body of a data chunk is frames as on the wire (u32 length, msgpack map), beginning with a hello: every
 chunk is self-contained, with its own compact generation of intern tables, so that any chunk can be lost
-without the others. [start_ns, end_ns) is the time that its rows cover. The raw body of the index is a msgpack
-list of [offset, stored bytes, start_ns, end_ns, samples, readings, GPU work, waits, ranges] per data chunk; a
-reader passes over what later versions add.
+without the others. [start_ns, end_ns) is the time in which its rows end; but that of the first chunk begins
+with the recording and that of the last one ends with it, whatever rows there are, so that a quiet recording
+is as long as it was; the last chunk may have no rows for that. (What a killed recorder leaves ends with its
+last row; older files go from row to row.) A reader believes it up to ten seconds away from the rows
+(recorded_span.py). The raw body of the index is a msgpack list of [offset, stored bytes, start_ns, end_ns,
+samples, readings, GPU work, waits, ranges] per data chunk; a reader passes over what later versions add.
 
 Columns are stored so that they compress: as differences of neighbours (modulo 2^bits), then byte plane by
 byte plane (all lowest bytes first), F64 as its bit pattern. Samples are ordered by CPU and time, readings by

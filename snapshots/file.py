@@ -24,6 +24,7 @@ from gpuprof.snapshots.frames import Frame, GpuWork, Hello, Readings, Samples, W
 from gpuprof.snapshots.history import History
 from gpuprof.snapshots.names import clean
 from gpuprof.snapshots.new_file import create
+from gpuprof.snapshots.recorded_span import span_of
 from gpuprof.snapshots.work_frames import Ranges
 
 __all__ = ["Opened", "SnapshotWriter", "read_snapshot"]
@@ -33,6 +34,7 @@ FIRST_CHUNK_NS = 10**9  # of a recording, each further one twice as long: what i
 CHUNK_BYTES = 16 << 20  # of rows in memory, before they are compressed
 _BUFFER_BYTES = 1 << 30
 _MAX_CHUNKS_AT_ONCE = 1000
+_MAX_U64 = (1 << 64) - 1
 _SOME = 4  # so that one damaged chunk does not take all of a short file
 
 
@@ -62,14 +64,17 @@ class SnapshotWriter:
         self._index: list[tuple[int, ...]] = []
         self._chunk_ns = min(FIRST_CHUNK_NS, CHUNK_NS)  # length of the next chunk
         self._closed = False
-        self._span: tuple[int, int] | None = None
+        self._start_ns: int | None = None  # of the recording, where that is known
+        self._end_ns: int | None = None
+        self._rows: tuple[int, int] | None = None  # [start, end) of all rows in the file
         file_lock.mark_written(self._fd)
         self._write_all(chunks.file_header() + chunks.span_chunk())
 
     @property
     def span_ns(self) -> int:
         """Length of what is in the file so far, as whoever reads it finds it (History.span)."""
-        return self._span[1] - self._span[0] if self._span is not None else 0
+        start, end = self._span()
+        return end - start
 
     @property
     def bytes_written(self) -> int:
@@ -90,6 +95,15 @@ class SnapshotWriter:
     def wait_rows_written(self) -> int:
         """Number of waits in the file so far."""
         return sum(entry[7] for entry in self._index)
+
+    def recorded(self, start_ns: int, end_ns: int | None = None) -> None:
+        """Say from when to when it is recorded, on the clock of the stream, whatever rows come of it.
+
+        `end_ns`: None while it goes on. The beginning goes into the first chunk and the end into the last,
+        as they are known when these are written; without them a file is as long as its rows are.
+        """
+        self._start_ns = min(max(start_ns, 0), _MAX_U64)
+        self._end_ns = None if end_ns is None else min(max(end_ns, self._start_ns), _MAX_U64)
 
     def write(self, frames: Iterable[Frame]) -> None:
         """Take frames of one stream, in its order, and write the chunks that they complete.
@@ -150,8 +164,8 @@ class SnapshotWriter:
         history = self._history
         start, end = self._covered()
         if start == end:
-            if last and not self._index:
-                self._write_chunk(start, end)
+            if last:
+                self._write_end_without_rows()
             return
         edges = np.array(self._edges(start, end), np.uint64)
         times = [rows.columns["time_ns"] for _, rows in history.samples_between(start, end)]
@@ -159,12 +173,34 @@ class SnapshotWriter:
         times += [rows.columns["end_ns"] for _, rows in history.waits_between(start - 1, end)]
         times += [rows.columns["end_ns"] for _, rows in history.ranges_between(start - 1, end)]
         times.append(history.readings_between(start - 1, end)[1]["end_ns"])
-        low, high = history.span
-        self._span = (min(low, self._span[0]), max(high, self._span[1])) if self._span else (low, high)
-        slots = {int(slot) for time in times for slot in np.unique(np.searchsorted(edges, time, "right"))}
-        for slot in sorted(slots.intersection(range(1, len(edges)))):
-            self._write_chunk(int(edges[slot - 1]), int(edges[slot]))
+        found = {int(slot) for time in times for slot in np.unique(np.searchsorted(edges, time, "right"))}
+        slots = sorted(found.intersection(range(1, len(edges))))
+        for slot in slots:
+            low, high = int(edges[slot - 1]), int(edges[slot])
+            if not self._index and self._start_ns is not None:
+                low = min(low, self._start_ns)
+            if last and slot == slots[-1] and self._end_ns is not None:
+                high = max(high, self._end_ns)
+            self._write_chunk(low, high)
         history.clear_rows()
+
+    def _write_end_without_rows(self) -> None:
+        """Write a chunk without rows: of a recording that has none, or from its last row to its end."""
+        if self._index:
+            start, end = max(entry[3] for entry in self._index), self._end_ns
+            if end is None or end <= start:
+                return
+        else:
+            start = self._history.hello.mono_ns if self._start_ns is None else self._start_ns
+            end = max(self._end_ns or 0, start)
+        self._write_chunk(start, end, even_empty=True)
+
+    def _span(self) -> tuple[int, int]:
+        """Return the range [start, end) of the file so far, as whoever reads it finds it."""
+        start = min((entry[2] for entry in self._index), default=0)
+        end = max((entry[3] for entry in self._index), default=0)
+        hello_ns = self._history.hello.mono_ns
+        return span_of(self._rows, (start, end)) or (hello_ns, hello_ns)
 
     def _edges(self, start: int, end: int) -> list[int]:
         """Return where the chunks of [start, end) begin, and `end`: one chunk of rows that come as time goes
@@ -180,19 +216,23 @@ class SnapshotWriter:
         self._chunk_ns = min(2 * self._chunk_ns, CHUNK_NS)
         return [*(start + width * number for number in range(count)), end]
 
-    def _write_chunk(self, start_ns: int, end_ns: int) -> None:
+    def _write_chunk(self, start_ns: int, end_ns: int, *, even_empty: bool = False) -> None:
         frames = list(self._history.frames_between(start_ns, end_ns, by_end=True))
         samples = sum(len(frame.time_ns) for frame in frames if isinstance(frame, Samples))
         readings = sum(len(frame.value) for frame in frames if isinstance(frame, Readings))
         work = sum(len(frame.start_ns) for frame in frames if isinstance(frame, GpuWork))
         waits = sum(len(frame.start_ns) for frame in frames if isinstance(frame, Waits))
         ranges = sum(len(frame.start_ns) for frame in frames if isinstance(frame, Ranges))
-        if not (samples or readings or work or waits or ranges) and end_ns > start_ns:
+        if not (samples or readings or work or waits or ranges or even_empty):
             return
         chunk = chunks.pack_chunk(chunks.DATA, chunks.pack_frames(frames), start_ns, end_ns)
         offset = self._offset
         self._write_all(chunk)
         self._index.append((offset, len(chunk), start_ns, end_ns, samples, readings, work, waits, ranges))
+        rows = [self._rows] if self._rows is not None else []
+        rows += [extent for frame in frames if (extent := _extent(frame)) is not None]
+        if rows:
+            self._rows = min(low for low, _ in rows), max(high for _, high in rows)
 
     def _finish(self) -> None:
         offset = self._offset
@@ -201,9 +241,8 @@ class SnapshotWriter:
 
     def _write_span(self) -> None:
         """Write over the span chunk what the file holds now. A pipe has no place to go back to."""
-        times = self._span or (self._history.hello.mono_ns, self._history.hello.mono_ns)
         with contextlib.suppress(OSError):
-            os.pwrite(self._fd, chunks.span_chunk(*times), chunks.FILE_HEADER.size)
+            os.pwrite(self._fd, chunks.span_chunk(*self._span()), chunks.FILE_HEADER.size)
 
     def _write_all(self, data: bytes) -> None:
         view = memoryview(data)
@@ -242,6 +281,17 @@ _REASONS = {
     errno.EFBIG: "the file would be larger than is allowed",
     errno.EPIPE: "the reader of the pipe has gone",
 }
+
+
+def _extent(frame: Frame) -> tuple[int, int] | None:
+    """Return the range [start, end) of the rows of a frame, None where it has none."""
+    if isinstance(frame, Samples):
+        start, end = frame.time_ns, frame.time_ns
+    elif isinstance(frame, Readings | GpuWork | Waits | Ranges):
+        start, end = frame.start_ns, frame.end_ns
+    else:
+        return None
+    return (int(start.min()), int(end.max()) + 1) if len(start) else None
 
 
 def _shown(path: str) -> str:

@@ -88,7 +88,7 @@ def nothing_left(findings: Findings) -> str:
 
 def _end_is_missing(findings: Findings, history: History) -> list[str]:
     """Say what is missing at the end of a file without an index."""
-    first, last = history.span[0], max([history.span[1], *(end for _, end in findings.read)])
+    first, last = history.span
     kept = f"the first {_seconds(last - first)} are kept ({_times(history, first, last)})"
     cut = findings.cut if findings.cut is not None and findings.cut.kind == chunks.DATA else None
     if findings.span is not None and findings.span[1] > 0:

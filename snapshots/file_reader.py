@@ -22,6 +22,7 @@ from gpuprof.snapshots.errors import FileError, FrameError
 from gpuprof.snapshots.file_damage import Findings, damage, nothing_left
 from gpuprof.snapshots.file_lock import is_written
 from gpuprof.snapshots.frames import Hello
+from gpuprof.snapshots.gaps import MAX_NS
 from gpuprof.snapshots.history import History
 from gpuprof.snapshots.ingest import check_version
 from gpuprof.snapshots.names import clean
@@ -78,6 +79,9 @@ def read_snapshot(path: str | os.PathLike[str]) -> Opened:
         if growing:
             raise _too_early(name)
         raise FileError(f"nothing in {name} can be read", nothing_left(findings))
+    covered = [(start, end) for start, end in findings.read if start < end]
+    if covered:  # the first chunk begins where the recording does, and the last one ends there
+        history.recorded = min(start for start, _ in covered), max(end for _, end in covered)
     history.damage = damage(findings, growing=growing)
     if growing:
         so_far = (history.span[1] - history.span[0]) / 1e9
@@ -192,7 +196,7 @@ def _take_chunk(header: ChunkHeader, stored: bytes, findings: Findings) -> None:
     if header.kind == chunks.INDEX:
         findings.index = _parse_index(raw)
         return
-    if header.kind == chunks.SPAN:
+    if header.kind == chunks.SPAN and header.start_ns <= header.end_ns < MAX_NS:
         findings.span = header.start_ns, header.end_ns
     if header.kind != chunks.DATA:
         return  # of a later version

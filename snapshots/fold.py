@@ -24,12 +24,15 @@ from gpuprof.snapshots.table_view import TablesView, TaggedRows, frame_label
 from gpuprof.snapshots.time_share import Clustered
 
 __all__ = [
+    "Folded",
     "Label",
     "Nodes",
     "Weighed",
     "by_tables",
     "compact",
     "cpu_tree",
+    "cut",
+    "folded",
     "is_cut_short",
     "thread_mask",
     "tree_of",
@@ -80,17 +83,32 @@ class Weighed:
         return len(self.thread) + (len(self.sampled) if self.sampled is not None else 0)
 
 
-def tree_of(query: Query, parts: Iterable[Weighed], *, name: str, unit: str, merge: bool = False) -> Tree:
-    """Return rows folded into the tree that a query asks for; several generations of tables become one.
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """All rows of a tree, before any is cut: `people` names the processes and threads, by label; `truncated`
+    is the weight below stacks that were cut short.
+    """
+
+    nodes: Nodes
+    people: dict[int, str]
+    truncated: int
+
+
+def folded(parts: Iterable[Weighed], *, by_thread: bool, merge: bool = False) -> Folded:
+    """Return rows folded; several generations of tables become one.
 
     `merge`: equal paths may have different stack ids (grafts.py), and are to be one row.
     """
     labels = _Labels()
-    levels = [_fold(rows, by_thread=query.by_thread, labels=labels) for rows in parts if len(rows)]
+    levels = [_fold(rows, by_thread=by_thread, labels=labels) for rows in parts if len(rows)]
     nodes = _joined(levels, labels, merge=merge)
-    truncated = _truncated(nodes, 2 if query.by_thread else 1)
+    return Folded(nodes, labels.people, _truncated(nodes, 2 if by_thread else 1))
+
+
+def cut(query: Query, all_rows: Folded, *, name: str, unit: str) -> Tree:
+    """Return the tree that a query asks for."""
     nodes = process_groups.grouped(
-        nodes, labels.people, min_fraction=query.min_fraction, max_nodes=query.max_nodes
+        all_rows.nodes, all_rows.people, min_fraction=query.min_fraction, max_nodes=query.max_nodes
     )
     return tree.build(
         nodes,
@@ -99,10 +117,15 @@ def tree_of(query: Query, parts: Iterable[Weighed], *, name: str, unit: str, mer
         unit=unit,
         start_ns=query.start_ns,
         end_ns=query.end_ns,
-        truncated=truncated,
+        truncated=all_rows.truncated,
         min_fraction=query.min_fraction,
         max_nodes=query.max_nodes,
     )
+
+
+def tree_of(query: Query, parts: Iterable[Weighed], *, name: str, unit: str) -> Tree:
+    """Return rows folded into the tree that a query asks for."""
+    return cut(query, folded(parts, by_thread=query.by_thread), name=name, unit=unit)
 
 
 def cpu_tree(query: Query, samples: Sequence[TaggedRows]) -> Tree:

@@ -116,9 +116,11 @@ def union(start_ns: ArrayLike, end_ns: ArrayLike) -> Spans:
     if not len(start):
         return EMPTY
     if (start[1:] < start[:-1]).any():
-        order = np.argsort(start, kind="stable")
-        start, end = start[order], end[order]
-    reach = np.maximum.accumulate(end)
+        # Each by itself: before the nth start lies a gap where n - 1 ends do, whichever they are. A stable
+        # sort is quick where the intervals are of a few streams, one after the other.
+        start, reach = np.sort(start, kind="stable"), np.sort(end, kind="stable")
+    else:
+        reach = np.maximum.accumulate(end)
     ends = np.flatnonzero(start[1:] > reach[:-1])  # intervals that touch are one
     if len(ends) == len(start) - 1:
         return Spans(start, reach)

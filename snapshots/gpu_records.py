@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike
 from gpuprof.snapshots.columns import Array, is_constant
 from gpuprof.snapshots.frames import STACK_NOT_TAKEN, UNMATCHED_LAUNCH, FrameKind
 from gpuprof.snapshots.join import CLOCK_TOLERANCE_NS, LaunchTable, Matches
+from gpuprof.snapshots.key_memo import KeyMemo
 from gpuprof.snapshots.tables import Tables
 
 DEFAULT_HOLD_NS = 2 * 10**9
@@ -25,8 +26,6 @@ DEFAULT_MAX_HELD = 1 << 16
 NO_LAUNCH, LEFT_OUT = -1, -2  # in the stack column of Matches
 _WHOLE_PART = 1 << 11  # a batch of more records, all of which wait, is not copied
 _MEMO_BITS = 15
-_NO_KEY = np.uint64((1 << 64) - 1)
-_SPREAD = np.uint64(0x9E37_79B9_7F4A_7C15)  # 2^64 / golden ratio
 
 
 def valid(
@@ -245,8 +244,7 @@ class LeafStacks:
 
     def __init__(self, tables: Tables) -> None:
         self.tables = tables
-        self._keys = np.full(1 << _MEMO_BITS, _NO_KEY, np.uint64)
-        self._nodes = np.zeros(1 << _MEMO_BITS, np.uint32)
+        self._memo = KeyMemo(np.uint32, _MEMO_BITS)
 
     def of(self, stack: ArrayLike, leaf: ArrayLike) -> Array:
         """Return for each pair of a stack and a frame id the stack with that frame as its leaf (u32).
@@ -261,21 +259,11 @@ class LeafStacks:
         keys = below.astype(np.uint64)
         keys <<= np.uint64(32)
         keys |= np.asarray(leaf, np.uint64)
-        place = _places(keys)
-        nodes: Array = self._nodes.take(place)
-        missing = np.flatnonzero(self._keys.take(place) != keys)
+        nodes, missing = self._memo.find(keys)
         if len(missing):
             pairs, inverse = np.unique(keys[missing], return_inverse=True)
             child = self.tables.child
             found = np.array([child(pair >> 32, pair & 0xFFFF_FFFF) for pair in pairs.tolist()], np.uint32)
             nodes[missing] = found[inverse.reshape(-1)]
-            at = _places(pairs)
-            _, first = np.unique(at, return_index=True)  # of several pairs that share a place, one is kept
-            self._keys[at[first]], self._nodes[at[first]] = pairs[first], found[first]
+            self._memo.put(pairs, found)
         return nodes
-
-
-def _places(keys: Array) -> Array:
-    places: Array = keys * _SPREAD
-    places >>= np.uint64(64 - _MEMO_BITS)
-    return places.view(np.int64)

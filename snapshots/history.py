@@ -31,6 +31,7 @@ from gpuprof.snapshots.frames import (
 )
 from gpuprof.snapshots.ingest import Ingest
 from gpuprof.snapshots.losses import LossLog
+from gpuprof.snapshots.recorded_span import span_of
 from gpuprof.snapshots.rows import (
     GPU_WORK_COLUMNS,
     RANGE_COLUMNS,
@@ -76,6 +77,7 @@ class History:
         self.readings = RowLog(READING_COLUMNS, start="start_ns", end="end_ns")
         self.series_defs: dict[int, SeriesDef] = {}
         self.newest_ns = 0
+        self.recorded: tuple[int, int] | None = None  # from when to when, as the recorder says, in ns
         self.damage: str | None = None  # what of a file could not be read, in words
         self.growing: str | None = None  # that its file is still being written, in words
         self._versions = {"clock": 0, "gpus": 0, "status": 0}
@@ -279,14 +281,15 @@ class History:
 
     @property
     def span(self) -> tuple[int, int]:
-        """The range [start, end) in ns that holds every row; empty at the hello's instant when there is
-        none.
+        """The range [start, end) in ns that holds every row and, of a recording, the time that its recorder
+        says, as far as it can be believed (recorded_span.py); empty at the hello's instant when there is
+        neither.
         """
         with self.lock:
             spans = [span for log in self._logs if (span := log.span()) is not None]
-        if not spans:
-            return self.hello.mono_ns, self.hello.mono_ns
-        return min(start for start, _ in spans), max(end for _, end in spans) + 1
+            recorded = self.recorded
+        held = (min(start for start, _ in spans), max(end for _, end in spans) + 1) if spans else None
+        return span_of(held, recorded) or (self.hello.mono_ns, self.hello.mono_ns)
 
     @property
     def samples_start_ns(self) -> int | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from gpuprof.snapshots import fold
 from gpuprof.snapshots.frames import GpuFacts, ProcessDef, Query, Tree
 from gpuprof.snapshots.gpu_tree import SUMMARY_SEPARATOR, Gauge
 from gpuprof.snapshots.idle_spans import LOOK_BACK_NS, DeviceIdle, device_idle
@@ -15,11 +16,11 @@ from gpuprof.snapshots.names import clean
 from gpuprof.snapshots.people import People
 from gpuprof.snapshots.table_view import TablesView, TaggedRows
 from gpuprof.snapshots.telling import Telling, telling
+from gpuprof.snapshots.telling_tree import telling_tree
 from gpuprof.snapshots.timelines import Timelines
 from gpuprof.snapshots.timerange import duration_text
 
 _MAX_NAMED = 8  # devices of which a summary names the cause
-_SUMMARY_FRACTION = 0.001
 _LAUNCH_SHARE = 1 / 3  # of the idle time inside launch calls, from which launching holds the device up
 _TINY_NS = 10_000  # kernels and gaps so short, launched one after the other, are bound by launching too
 _TINY_GAP_NS = 50_000
@@ -30,7 +31,7 @@ _TALK_SHARE = 0.05  # of the range, from which communication is worth a word
 @dataclass(frozen=True, slots=True)
 class Recorded:
     """What a history holds for a query: rows of the range, but of GPU work and observation those from
-    `first_ns` on; [low_ns, high_ns) is the part of the range that was recorded.
+    `first_ns` on; [low_ns, high_ns) is the part of the range that was recorded; all is, up to `last_ns`.
     """
 
     samples: Sequence[TaggedRows]
@@ -42,6 +43,7 @@ class Recorded:
     first_ns: int
     low_ns: int
     high_ns: int
+    last_ns: int
 
 
 def idle_tree(query: Query, recorded: Recorded) -> Tree:
@@ -57,18 +59,18 @@ def idle_tree(query: Query, recorded: Recorded) -> Tree:
     devices.sort(key=lambda device: (order.get(device.uuid, len(order)), device.uuid))
     lines = Timelines(people, samples, waits, low, high)
     wanted = _wanted(query, people)
-    told = [_device_parts(lines, recorded.cpu_hz, device, wanted) for device in devices]
-    tree = folded(query, [part for time in told for part in time.parts()])
+    told = [_device_parts(lines, recorded, device, wanted) for device in devices]
+    rows = folded([part for time in told for part in time.parts()], by_thread=query.by_thread)
     names = {gpu.uuid: f"GPU {gpu.index}" for gpu in recorded.facts}
-    plain = replace(query, by_thread=False, min_fraction=_SUMMARY_FRACTION)
     said = []
     for device, time in list(zip(devices, told, strict=True))[:_MAX_NAMED]:
         name = names.get(device.uuid) or clean(device.uuid[:12] or "unknown GPU")
-        one = tree if len(told) == 1 and not query.by_thread else folded(plain, time.parts())
-        said.append(_sentence(name, device, telling(one), high - low, with_waits=bool(waits)))
+        one = rows if len(told) == 1 and not query.by_thread else folded(time.parts())
+        found = telling(telling_tree(one.nodes))
+        said.append(_sentence(name, device, found, high - low, with_waits=bool(waits)))
     if len(devices) > _MAX_NAMED:
         said.append(f"{len(devices) - _MAX_NAMED} more devices")
-    return replace(tree, summary=SUMMARY_SEPARATOR.join(said))
+    return replace(fold.cut(query, rows, name="idle", unit="ns"), summary=SUMMARY_SEPARATOR.join(said))
 
 
 def look_back(start_ns: int, end_ns: int) -> int:
@@ -76,8 +78,10 @@ def look_back(start_ns: int, end_ns: int) -> int:
     return min(start_ns, end_ns - LOOK_BACK_NS)
 
 
-def _device_parts(lines: Timelines, cpu_hz: int, device: DeviceIdle, wanted: frozenset[int]) -> IdleTime:
-    time = IdleTime(lines, cpu_hz)
+def _device_parts(
+    lines: Timelines, recorded: Recorded, device: DeviceIdle, wanted: frozenset[int]
+) -> IdleTime:
+    time = IdleTime(lines, recorded.cpu_hz, recorded.last_ns)
     time.add_device(device, wanted)
     return time
 

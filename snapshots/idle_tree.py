@@ -23,11 +23,11 @@ import numpy as np
 from gpuprof.snapshots import fold, gaps
 from gpuprof.snapshots.columns import Array
 from gpuprof.snapshots.estimates import Sampled
-from gpuprof.snapshots.frames import NOT_SEEN, FrameKind, Query, Tree, WaitKind
-from gpuprof.snapshots.gaps import Spans
+from gpuprof.snapshots.frames import NOT_SEEN, FrameKind, WaitKind
+from gpuprof.snapshots.gaps import MAX_NS, Spans
 from gpuprof.snapshots.grafts import Grafts
 from gpuprof.snapshots.idle_spans import DeviceIdle
-from gpuprof.snapshots.presence import life, stretches
+from gpuprof.snapshots.presence import Presence, life
 from gpuprof.snapshots.table_view import TablesView
 from gpuprof.snapshots.timelines import NOBODY, Samples, ThreadWaits, Timelines, waits_for_gil
 
@@ -83,13 +83,16 @@ class _Role:
 class IdleTime:
     """Collects what threads did in spans of time, as rows to be folded."""
 
-    def __init__(self, timelines: Timelines, cpu_hz: int) -> None:
+    def __init__(self, timelines: Timelines, cpu_hz: int, known_until_ns: int = MAX_NS) -> None:
+        """`known_until_ns`: the end of all that is recorded, which a range may end before."""
         self._lines = timelines
+        self._known_until_ns = known_until_ns
         self._people = timelines.people
         self._hz = cpu_hz
         self._rows: dict[int, _Rows] = {}
         self._groups = 0
         self._feeders: frozenset[int] = frozenset()  # of the device that is added
+        self._there: Presence  # of them: what of each instant is one's own
         self._wanted: Container[int] = ()  # whose time is told
         self._least_ns = 0.0  # of a wait that is explained
         self._explained = 0
@@ -100,10 +103,15 @@ class IdleTime:
             return
         self._least_ns, self._explained = _LEAST_EXPLAINED * device.idle.total_ns, 0
         self._feeders, self._wanted = frozenset(device.feeders), wanted
-        lives = {one: life(self._lines.samples(one), self._lines.waits(one)) for one in device.feeders}
-        for spans, alive in stretches(device.idle, lives):
-            for person in alive:
-                self._add_feeder(_Role(person, person, 1.0 / len(alive), frozenset({person})), spans)
+        if not device.feeders:
+            return
+        lives = {
+            one: life(self._lines.samples(one), self._lines.waits(one), self._known_until_ns)
+            for one in device.feeders
+        }
+        self._there = Presence.of(lives, int(device.idle.start[0]), int(device.idle.end[-1]))
+        for person, (born, died) in self._there.lives.items():
+            self._add_feeder(_Role(person, person, 1.0, frozenset({person})), device.idle.clipped(born, died))
 
     def parts(self) -> list[fold.Weighed]:
         """Return the rows so far."""
@@ -118,13 +126,13 @@ class IdleTime:
             rows.add(self._thread(view, role.person), np.array([node]), np.array([rest * role.scale]))
 
     def _add(self, role: _Role, spans: Spans) -> float:
-        """Add what a thread did in `spans`, and return how much of that (ns) is not known."""
+        """Add what a thread did in `spans`, and return how much of its share of that (ns) is not known."""
         waits = [one for one in self._lines.waits(role.person) if role.sees(one.view)]
         calls, exact = gaps.EMPTY, gaps.EMPTY
         for one in waits:
             calls, exact = calls.joined(one.calls), exact.joined(one.exactly)
         free = spans.minus(calls)
-        left = float(spans.total_ns)
+        left = self._there.share_ns(spans)
         left -= self._add_waits(role, waits, [one.call for one in waits], spans, spans.both(calls))
         left -= self._add_waits(role, waits, [one.exact for one in waits], free, free.both(exact))
         left -= self._add_sampled_waits(role, waits, free, left)
@@ -140,17 +148,17 @@ class IdleTime:
         spans: Spans,
         covered: Spans,
     ) -> float:
-        """Add some of a thread's waits, as far as they lie in `spans`, and return how much that is in all:
-        `covered`; where waits overlap each other they share.
+        """Add some of a thread's waits, as far as they lie in `spans`, and return its share of them all:
+        of `covered`; where waits overlap each other they share.
         """
         inside = [
-            np.where(mask, spans.overlap(one.start_ns, one.end_ns), 0)
+            np.where(mask, self._there.shares_ns(spans, one.start_ns, one.end_ns), 0)
             for one, mask in zip(waits, masks, strict=True)
         ]
-        whole = sum(int(part.sum()) for part in inside)
-        if not whole:
+        whole = float(sum(part.sum() for part in inside))
+        if whole <= 0:
             return 0.0
-        total = float(covered.total_ns)
+        total = self._there.share_ns(covered)
         role = replace(role, scale=role.scale * total / whole)
         for one, part in zip(waits, inside, strict=True):
             explained = self._explain(role, one, part, spans)
@@ -165,7 +173,11 @@ class IdleTime:
         how much of the `left` ns they take.
         """
         amounts = [
-            np.where(~one.call & (one.weight > 1), one.weight * spans.overlap(one.start_ns, one.end_ns), 0.0)
+            np.where(
+                ~one.call & (one.weight > 1),
+                one.weight * self._there.shares_ns(spans, one.start_ns, one.end_ns),
+                0.0,
+            )
             for one in waits
         ]
         whole = float(sum(amount.sum() for amount in amounts))
@@ -180,25 +192,25 @@ class IdleTime:
     def _add_samples(
         self, role: _Role, samples: Sequence[Samples], spans: Spans, left: float, *, trusted: bool
     ) -> float:
-        """Divide `left` ns among the CPU samples in `spans`, and return how much they can stand for.
-
-        `trusted`: the waits are known, so that whoever did not wait ran.
+        """Divide `left` ns, a share of `spans`, among the CPU samples in it, and return how much they can
+        stand for. `trusted`: the waits are known, so that whoever did not wait ran.
         """
-        held = [spans.holds(one.time_ns) for one in samples]
-        count = sum(int(np.count_nonzero(mask)) for mask in held)
+        held = [np.flatnonzero(spans.holds(one.time_ns)) for one in samples]
+        rates = [self._there.rates(one.time_ns[rows]) for one, rows in zip(samples, held, strict=True)]
+        count = sum(map(len, held))
         if not count or left <= 0:
             return 0.0
-        expected = left * self._hz / 1e9
+        whole = float(sum(part.sum() for part in rates))
+        expected = spans.total_ns * self._hz / 1e9
         if not trusted and count < expected - 4 * expected**0.5 - 1:
-            left = count * 1e9 / self._hz
-        for one, mask in zip(samples, held, strict=True):
-            rows = np.flatnonzero(mask)
+            left = whole * 1e9 / self._hz
+        for one, rows, rate in zip(samples, held, rates, strict=True):
             if not len(rows) or role.owner not in self._wanted:
                 continue
             collected, stack = self._rows_of(one.view), one.stack[rows].astype(np.int64)
             if role.view is not None:
                 stack = collected.grafts.under(role.node, stack)
-            part = np.full(len(rows), left * role.scale / count)
+            part = rate * (left * role.scale / whole)
             thread = np.full(len(rows), self._thread(one.view, role.owner), np.int64)
             group = np.full(len(rows), self._groups, np.int64)
             collected.sampled.append(Sampled(thread, stack, group, part, part**2))
@@ -230,7 +242,7 @@ class IdleTime:
             rows = able[key_of == number]
             meanwhile = gaps.union(waits.start_ns[rows], waits.end_ns[rows]).both(spans)
             # the sum of the rows is what is told here, even where they overlap
-            scale = role.scale * float(sums[number]) / max(meanwhile.total_ns, 1)
+            scale = role.scale * float(sums[number]) / (self._there.share_ns(meanwhile) or 1.0)
             if role.view is None and waker in self._feeders and self._known(waker, waits.view, meanwhile):
                 self._add_feeder(_Role(waker, waker, scale, role.above | {waker}), meanwhile)
                 done[rows] = True
@@ -261,7 +273,7 @@ class IdleTime:
                 return False
             name = f"{MEANWHILE}other threads of {people.processes[whose].name}"
             below = rows.grafts.child(node, name, FrameKind.WAIT)
-            left = float(spans.total_ns)
+            left = self._there.share_ns(spans)
             left -= self._add_samples(replace(role, node=below), mates, spans, left, trusted=waker == NOBODY)
         if left > 0 and role.owner in self._wanted:
             thread = self._thread(view, role.owner)
@@ -294,6 +306,6 @@ class IdleTime:
         return found
 
 
-def folded(query: Query, parts: Sequence[fold.Weighed]) -> Tree:
-    """Return collected rows as a tree."""
-    return fold.tree_of(query, parts, name="idle", unit="ns", merge=True)
+def folded(parts: Sequence[fold.Weighed], *, by_thread: bool = False) -> fold.Folded:
+    """Return all collected rows folded."""
+    return fold.folded(parts, by_thread=by_thread, merge=True)

@@ -156,7 +156,8 @@ class _Ring:
         hit = known.correlation.take(place) == ids
         hit &= alive
         hit &= (since - enter).view(np.uint64) <= span  # what is below 0 is a large number
-        best, best_enter = np.where(hit, place, -1), np.empty(0, np.int64)
+        best = place.copy() if hit.all() else np.where(hit, place, -1)
+        best_enter = np.empty(0, np.int64)
         rows: Array | None = None
         for _ in range(_MAX_CHAIN - 1):
             number = self.chain.take(place)

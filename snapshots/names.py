@@ -4,6 +4,7 @@ known width.
 
 from __future__ import annotations
 
+import re
 import unicodedata
 
 NONE = "(none)"
@@ -14,6 +15,28 @@ _MAX_COMBINING = (
 
 
 MAX_FULL_NAME = 2048  # characters of a kernel's name in full
+
+
+def short_path(path: str) -> str:
+    """Return the name of a file, with its folder where only that tells which one it is: "re/__init__.py"."""
+    folder, _, name = path.rpartition("/")
+    return "/".join(path.split("/")[-2:]) if folder and name in {"__init__.py", "__main__.py"} else name
+
+
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=([mµn]?s|min|h|%|[kKMGT]?i?B(/s)?|W|MHz|°C)(?![\w%]))")
+_NO_BREAK = "\u00a0"
+
+
+def bound(text: str) -> str:
+    """Return a sentence whose numbers do not part from their units where it is broken into lines; `unbound`
+    gives each line its plain blanks back.
+    """
+    return _BEFORE_UNIT.sub(_NO_BREAK, text)
+
+
+def unbound(line: str) -> str:
+    """Return a line of what `bound` has returned as it was."""
+    return line.replace(_NO_BREAK, " ")
 
 
 def clean(raw: str | bytes, limit: int = 512) -> str:

@@ -1,21 +1,31 @@
-"""Who was there: time is shared only by the threads that lived then."""
+"""Who was there: idle time is shared, instant by instant, by the threads that lived then.
+
+At an instant at which n of the threads lived each has 1/n of it. That rate changes only where a thread comes
+or goes, so that its integral is a broken line, and a thread's share of an interval is a difference of two of
+its values.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from dataclasses import dataclass
 
-from gpuprof.snapshots.gaps import EMPTY, MAX_NS, Spans
+import numpy as np
+from numpy.typing import ArrayLike
+
+from gpuprof.snapshots import gaps
+from gpuprof.snapshots.columns import Array
+from gpuprof.snapshots.gaps import MAX_NS, Spans
 from gpuprof.snapshots.timelines import Samples, ThreadWaits
 
-MAX_STRETCHES = 16  # of a range: with more births and deaths than that, some are taken together
-AFTER_NS = 2 * 10**9  # a wait that lasts is told in pieces, the last of which may come so late
+UNTOLD_NS = 2 * 10**9  # a wait that lasts is told in pieces, the last of which may come so late
 FOREVER = (0, MAX_NS)
 
 
-def life(samples: Sequence[Samples], waits: Sequence[ThreadWaits]) -> tuple[int, int]:
+def life(samples: Sequence[Samples], waits: Sequence[ThreadWaits], known_until_ns: int) -> tuple[int, int]:
     """When a thread lived, as far as its rows of a range say: it ran, or it waited. Where no wait of it was
-    recorded nothing says when it did not live: FOREVER.
+    recorded nothing says when it did not live: FOREVER. Who was there shortly before `known_until_ns`, the
+    end of all that is recorded, is taken to be there still.
     """
     if not waits:
         return FOREVER
@@ -23,27 +33,76 @@ def life(samples: Sequence[Samples], waits: Sequence[ThreadWaits]) -> tuple[int,
     last = max(int(one.end_ns.max()) for one in waits)
     for one in samples:
         first, last = min(first, int(one.time_ns.min())), max(last, int(one.time_ns.max()))
-    return first, last + AFTER_NS
+    return first, last if last + UNTOLD_NS < known_until_ns else MAX_NS
 
 
-def stretches(spans: Spans, lives: Mapping[int, tuple[int, int]]) -> list[tuple[Spans, list[int]]]:
-    """Divide a set of time by who lived at its middle: (part, threads), no two with the same threads.
+@dataclass(frozen=True, slots=True, eq=False)
+class Presence:
+    """Some threads between two instants, at each of which one of them lives at least.
 
-    Time in which nobody did goes to who came next, or else to who was there before.
+    `lives`: of those that live in between, cut to it; `edges`: the instants at which one comes or goes (i64,
+    the first and the last are the limits); `rate`: 1 / how many live from each edge to the next.
     """
-    if not len(spans):
-        return []
-    low, high = int(spans.start[0]), int(spans.end[-1])
-    edges = sorted({edge for one in lives.values() for edge in one if low < edge < high})
-    step = -(-len(edges) // MAX_STRETCHES) or 1
-    bounds = [low, *edges[::step], high]
-    alive = [
-        tuple(one for one, (born, died) in lives.items() if 2 * born <= start + end <= 2 * died)
-        for start, end in pairwise(bounds)
-    ]
-    found: dict[tuple[int, ...], Spans] = {}
-    for number, (start, end) in enumerate(pairwise(bounds)):
-        near = [*alive[number:], *reversed(alive[:number])]
-        who = next((one for one in near if one), tuple(lives))
-        found[who] = found.get(who, EMPTY).joined(spans.clipped(start, end))
-    return [(part, list(who)) for who, part in found.items() if len(part)]
+
+    lives: Mapping[int, tuple[int, int]]
+    edges: Array
+    rate: Array
+
+    @classmethod
+    def of(cls, lives: Mapping[int, tuple[int, int]], low_ns: int, high_ns: int) -> Presence:
+        """Return who lives in [low_ns, high_ns), which is not empty, of one thread or more. O(n log n).
+
+        Time in which nobody lived is given to who came next, or else to who was there last.
+        """
+        born, died = (np.array([one[side] for one in lives.values()], np.int64) for side in (0, 1))
+        start, end = _filled(born, died, low_ns, high_ns)
+        there = end > start
+        edges, place = np.unique(
+            np.concatenate([[low_ns, high_ns], start[there], end[there]]), return_inverse=True
+        )
+        comes, goes = np.split(place.reshape(-1)[2:], 2)
+        change = np.bincount(comes, minlength=len(edges)) - np.bincount(goes, minlength=len(edges))
+        rate = 1.0 / np.cumsum(change)[:-1]
+        if (rate == rate[0]).all():  # as many all the time, which is the usual case
+            edges, rate = edges[[0, -1]], rate[:1]
+        cut = zip(lives, start.tolist(), end.tolist(), strict=True)
+        return cls({who: (first, last) for who, first, last in cut if last > first}, edges, rate)
+
+    def share_ns(self, spans: Spans) -> float:
+        """Return the share that a thread which lives all the while has of a set of time."""
+        return float((spans.in_windows(self.edges) * self.rate).sum())
+
+    def shares_ns(self, spans: Spans, start_ns: ArrayLike, end_ns: ArrayLike) -> Array:
+        """Return the same for each of any intervals, as far as it lies in the set."""
+        if len(self.rate) == 1:
+            inside = spans.overlap(start_ns, end_ns)
+            return inside if self.rate[0] == 1 else inside * self.rate[0]
+        # Of the time of the set alone, the share is a broken line too.
+        knots = spans.before(self.edges)
+        share = np.concatenate([[0.0], np.cumsum(self.rate * np.diff(knots))])
+        end, start = (np.interp(spans.before(times), knots, share) for times in (end_ns, start_ns))
+        found: Array = end - start
+        return found
+
+    def rates(self, times_ns: Array) -> Array:
+        """Return what a thread that lives has of each instant (f64)."""
+        at = np.searchsorted(self.edges, times_ns, "right") - 1
+        found: Array = self.rate[np.clip(at, 0, len(self.rate) - 1)]
+        return found
+
+
+def _filled(born: Array, died: Array, low_ns: int, high_ns: int) -> tuple[Array, Array]:
+    """Return lives cut to [low_ns, high_ns), with some of them longer where nobody lived."""
+    start, end = np.clip(born, low_ns, high_ns), np.clip(died, low_ns, high_ns)
+    empty = gaps.union(start, end).gaps(low_ns, high_ns)
+    if not len(empty):
+        return start, end
+    at = np.minimum(np.searchsorted(empty.end, start), len(empty) - 1)
+    next_there = (empty.end[at] == start) & (end > start)
+    start = np.where(next_there, empty.start[at], start)
+    if empty.end[-1] == high_ns:  # nobody came any more
+        later = born >= high_ns
+        heirs = later & (born == born[later].min()) if later.any() else died == died.max()
+        start = np.where(heirs, np.minimum(start, empty.start[-1]), start)
+        end = np.where(heirs, high_ns, end)
+    return start, end

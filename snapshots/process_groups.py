@@ -38,7 +38,7 @@ def grouped(nodes: Nodes, names: Mapping[int, str], *, min_fraction: float, max_
     for depth, kind in enumerate(_PLURAL, 1):
         label = _relabelled(nodes, names, depth, kind, min_fraction=min_fraction, max_nodes=max_nodes)
         if label is not None:
-            nodes = _merged(nodes, label)
+            nodes = merged(nodes, label)
     return nodes
 
 
@@ -80,7 +80,7 @@ def _relabelled(
     return label
 
 
-def _merged(nodes: Nodes, label: Array) -> Nodes:
+def merged(nodes: Nodes, label: Array) -> Nodes:
     """Return `nodes` with new labels, rows of equal label and parent as one, from the top down."""
     width = len(nodes.labels)
     bounds = np.searchsorted(nodes.depth, np.arange(int(nodes.depth[-1]) + 2))

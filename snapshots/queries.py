@@ -99,6 +99,7 @@ def _idle(history: History, query: Query) -> Tree:
             first_ns=first_ns,
             low_ns=max(start_ns, span[0]),
             high_ns=min(end_ns, span[1]),
+            last_ns=span[1],
         )
     return idle_query.idle_tree(query, recorded)
 

@@ -15,7 +15,7 @@ from gpuprof.snapshots.frames import FrameKind, Query, Tree
 from gpuprof.snapshots.gpu_tree import SUMMARY_SEPARATOR
 from gpuprof.snapshots.history import History
 from gpuprof.snapshots.moved_text import moved_text
-from gpuprof.snapshots.names import clean, fit, width
+from gpuprof.snapshots.names import bound, clean, fit, short_path, unbound, width
 from gpuprof.snapshots.report_charts import gpu_charts, gpu_lines
 from gpuprof.snapshots.report_json import json_report, json_text
 from gpuprof.snapshots.report_rates import rate_lines, rates_between
@@ -78,8 +78,8 @@ def text_report(
 
 def _wrapped(line: str, columns: int) -> list[str]:
     """Return a line of the header on as many lines as it needs: a reason must not be cut."""
-    parts = textwrap.wrap(line, columns, subsequent_indent=" " * 10, break_on_hyphens=False) or [line]
-    return [fit(part, columns) for part in parts]
+    parts = textwrap.wrap(bound(line), columns, subsequent_indent=" " * 10, break_on_hyphens=False) or [line]
+    return [fit(unbound(part), columns) for part in parts]
 
 
 def _terminal_columns() -> int:
@@ -168,7 +168,7 @@ def _label(row: trees.TreeRow, cells: int) -> str:
     if row.kind == FrameKind.GPU_COPY and row.bytes:
         place = f" ({moved_text(row.bytes, row.total_weight)})"
     elif row.file and not row.is_kernel:
-        base = row.file.rsplit("/", 1)[-1]
+        base = short_path(row.file)
         place = f" ({base}:{row.line})" if row.line else f" ({base})"
     elif row.binary and row.kind in {FrameKind.NATIVE, FrameKind.JIT, FrameKind.KERNEL_SPACE}:
         place = f" ({row.binary})"

@@ -36,8 +36,8 @@ def gpu_lines(history: History, start_ns: int, end_ns: int) -> list[str]:
         if len(util[2]):
             parts.append(f"utilization {_mean(util):.0f} %")
         if len(memory[2]):
-            of_total = f" of {gpu.memory_total_bytes / 1e9:.0f}" if gpu.memory_total_bytes else ""
-            parts.append(f"memory up to {memory[2].max() / 1e9:.1f}{of_total} GB")
+            of_total = f" of {gpu.memory_total_bytes / 2**30:.0f}" if gpu.memory_total_bytes else ""
+            parts.append(f"memory up to {memory[2].max() / 2**30:.1f}{of_total} GiB")
         if len(power[2]):
             parts.append(f"power {_mean(power):.0f} W")
         if len(temp[2]):

@@ -14,16 +14,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuprof.snapshots.frames import FrameKind, Tree
+from gpuprof.snapshots.frames import NOT_SEEN, FrameKind, Tree
 from gpuprof.snapshots.idle_tree import MEANWHILE
-from gpuprof.snapshots.names import clean
+from gpuprof.snapshots.names import clean, short_path
 from gpuprof.snapshots.preorder import preorder_ends
+from gpuprof.snapshots.telling_tree import is_link
 from gpuprof.snapshots.timelines import GIL_FRAMES, GIL_REACH
 from gpuprof.snapshots.wait_tree import WOKEN_BY
 
 _LEAST_OF_ALL = 1 / 3
 _LEAST_OF_CALLER = 1 / 2
-_LEAST_LOOKED_AT = 0.002  # of the whole: rows below it are not looked at
 _MAX_STEPS = 200
 _MAX_LINKS = 6
 RUNNABLE = "runnable, not scheduled"
@@ -58,17 +58,19 @@ class Telling:
 
 
 class _Rows:
-    """The rows of a tree that are large enough, with what is asked of them."""
+    """The rows of a tree, with what is asked of them."""
 
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
-        self.end = preorder_ends(tree.parent.astype(np.int64))
         self.total = tree.total_weight.tolist()
         self.kind = tree.kind.tolist()
         self.parent = tree.parent.tolist()
         self.whole = float(tree.total_weight[0])
-        self.rows: list[int] = np.flatnonzero(tree.total_weight >= _LEAST_LOOKED_AT * self.whole).tolist()
-        self.ends: list[int] = self.end.tolist()
+        self.rows = range(len(self.parent))
+        self.names: list[str] = [tree.strings[number] for number in tree.name.tolist()]
+        files: list[int] = np.unique(tree.file).tolist()
+        self._helpers = frozenset(number for number in files if _HELPER.search(tree.strings[number]))
+        self.ends: list[int] = preorder_ends(tree.parent.astype(np.int64)).tolist()
         self.python = {row: label for row in self.rows if (label := self._python(row)) is not None}
         self.native = {
             row: (self.name(row), tree.strings[int(tree.binary[row])])
@@ -77,22 +79,19 @@ class _Rows:
         }
 
     def name(self, row: int) -> str:
-        return self.tree.strings[int(self.tree.name[row])]
+        return self.names[row]
 
     def _python(self, row: int) -> Label | None:
         if self.kind[row] != FrameKind.PYTHON:
             return None
-        file = self.tree.strings[int(self.tree.file[row])]
-        return None if _HELPER.search(file) else (self.name(row), file)
+        file = int(self.tree.file[row])
+        return None if file in self._helpers else (self.name(row), self.tree.strings[file])
 
     def inside(self, scope: Sequence[int]) -> Iterator[tuple[int, bool]]:
         """Yield the rows below those of a scope, and of each whether it lies in or below a wait there."""
         for top in scope:
             in_wait = -1
-            at = int(np.searchsorted(self.rows, top, "right"))
-            for row in self.rows[at:]:
-                if row >= self.ends[top]:
-                    break
+            for row in range(top + 1, self.ends[top]):
                 if row >= in_wait and self.kind[row] == FrameKind.WAIT:
                     in_wait = self.ends[row]
                 yield row, row < in_wait
@@ -136,19 +135,26 @@ class _Rows:
         return found
 
     def place(self, rows: Sequence[int]) -> str:
-        """Return a function with its file and the line that holds most: "transform (train.py:20)"."""
+        """Return a function with its file and the line that holds most: "transform (train.py:20)". A line
+        with less than half of it is not what the share is of: "main (train.py:96 and other lines)".
+        """
         lines: dict[int, float] = {}
         for row in rows:
             line = int(self.tree.line[row])
             lines[line] = lines.get(line, 0.0) + self.total[row]
         row, line = rows[0], max(lines, key=lambda line: (lines[line], -line))
-        file = self.tree.strings[int(self.tree.file[row])].rsplit("/", 1)[-1]
-        where = f"{file}:{line}" if file and line else file or self.tree.strings[int(self.tree.binary[row])]
+        others = " and other lines" if 2 * lines[line] < self.sum(rows) else ""
+        file = short_path(self.tree.strings[int(self.tree.file[row])])
+        where = (
+            f"{file}:{line}{others}"
+            if file and line
+            else file or self.tree.strings[int(self.tree.binary[row])]
+        )
         return clean(self.name(row), 80) + (f" ({clean(where, 60)})" if where else "")
 
 
 def telling(tree: Tree) -> Telling | None:
-    """Return what says most in a tree of idle time; None when it is empty or nothing holds a third of it."""
+    """Return what says most in a tree of idle time (telling_tree.py); None when it is empty."""
     if not len(tree.total_weight) or float(tree.total_weight[0]) <= 0:
         return None
     rows = _Rows(tree)
@@ -176,7 +182,7 @@ def _state(rows: _Rows, scope: Sequence[int], depth: int) -> tuple[str, float]:
             waits.setdefault(rows.name(row), []).append(row)
             last_end = rows.ends[row]
     unknown = rows.sum(
-        row for row, in_wait in rows.inside(scope) if not in_wait and rows.kind[row] == FrameKind.UNKNOWN
+        row for row, in_wait in rows.inside(scope) if not in_wait and rows.names[row] == NOT_SEEN
     )
     on_cpu = rows.sum(scope) - unknown - sum(rows.sum(tops) for tops in waits.values())
     name = max(waits, key=lambda name: (rows.sum(waits[name]), name), default="")
@@ -197,7 +203,7 @@ def _by_whom(rows: _Rows, waits: Sequence[int], amount: float, depth: int) -> st
     links: dict[str, list[int]] = {}
     last_end = -1
     for row, _ in rows.inside(waits):
-        if row >= last_end and rows.kind[row] == FrameKind.WAIT and _is_link(rows.name(row)):
+        if row >= last_end and rows.kind[row] == FrameKind.WAIT and is_link(rows.name(row)):
             links.setdefault(rows.name(row), []).append(row)
             last_end = rows.ends[row]
     name = max(links, key=lambda name: (rows.sum(links[name]), name), default="")
@@ -229,10 +235,6 @@ def _meanwhile(rows: _Rows, scope: Sequence[int]) -> list[int]:
         if rows.parent[row] in scope and rows.name(row).startswith(MEANWHILE)
     ]
     return found or list(scope)
-
-
-def _is_link(name: str) -> bool:
-    return name.startswith((WOKEN_BY, MEANWHILE))
 
 
 def _takes_gil(rows: _Rows, row: int) -> bool:

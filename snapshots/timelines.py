@@ -76,6 +76,7 @@ class Timelines:
         self._wakers = [_wakers(part, people) for part in self._waits]
         self._sample_cache: dict[int, list[Samples]] = {}
         self._wait_cache: dict[int, list[ThreadWaits]] = {}
+        self._node_cache: dict[int, tuple[Array, Array]] = {}  # by generation
 
     def samples(self, person: int) -> list[Samples]:
         """Return the CPU samples of a thread."""
@@ -103,7 +104,21 @@ class Timelines:
                 rows = np.flatnonzero(part.person == person)
                 if len(rows):
                     rows = rows[np.argsort(part.columns["start_ns"][rows], kind="stable")]
-                    found.append(_thread_waits(part, rows, wakers[rows]))
+                    found.append(_thread_waits(part, rows, wakers[rows], self._nodes_of(part)))
+        return found
+
+    def _nodes_of(self, part: WaitPart) -> tuple[Array, Array]:
+        """Return for each stack of the waits of a generation the nodes of wait_nodes: of the wait, and of who
+        ended it.
+        """
+        found = self._node_cache.get(part.view.generation)
+        if found is None:
+            size = len(part.view.parent)
+            stacks, _ = fold.compact(part.columns["stack"], size)
+            nodes = wait_nodes(part.view, stacks)
+            found = np.zeros(size, nodes.wait.dtype), np.zeros(size, nodes.woken.dtype)
+            found[0][stacks], found[1][stacks] = nodes.wait, nodes.woken
+            self._node_cache[part.view.generation] = found
         return found
 
 
@@ -115,11 +130,9 @@ def _wakers(part: WaitPart, people: People) -> Array:
     return wakers
 
 
-def _thread_waits(part: WaitPart, rows: Array, waker: Array) -> ThreadWaits:
+def _thread_waits(part: WaitPart, rows: Array, waker: Array, nodes: tuple[Array, Array]) -> ThreadWaits:
     columns = {name: column[rows] for name, column in part.columns.items()}
-    stacks, of_row = fold.compact(columns["stack"], len(part.view.parent))
-    nodes = wait_nodes(part.view, stacks)
-    wait, woken = nodes.wait[of_row], nodes.woken[of_row]
+    wait, woken = (of_stack[columns["stack"]] for of_stack in nodes)
     start, end = columns["start_ns"].astype(np.int64), columns["end_ns"].astype(np.int64)
     waker, woken = _goes_on(start, end, wait, waker, woken)
     under = np.where(woken > 0, woken, np.where(wait > 0, wait, columns["stack"]))

@@ -287,7 +287,10 @@ class GpuprofApp(App[None]):
             discard = self._control.discard_saved
         else:
             fd, path = create_here(snapshot_name(clean(model.hello.host, 64), time.time()))
-        return await save_frames(session.link.fetch(start_ns, end_ns), fd, path, discard)
+        span, recorded = session.file_span, None
+        if span is not None and start_ns < span[1] and end_ns > span[0]:  # of a recording it is known exactly
+            recorded = max(start_ns, span[0]), min(end_ns, span[1])
+        return await save_frames(session.link.fetch(start_ns, end_ns), fd, path, discard, recorded=recorded)
 
     def _history_span(self) -> tuple[int, int]:
         model = self.session.model

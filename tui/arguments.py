@@ -32,7 +32,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser, argv = _parser(), list(argv)
     at = argv.index("--") if "--" in argv else len(argv)
     takes_command = bool({"record", "run"}.intersection(argv[:at]))
-    options = parser.parse_args(_with_ranges(argv[:at]) + ([] if takes_command else argv[at:]))
+    options, unknown = parser.parse_known_args(_with_ranges(argv[:at]) + ([] if takes_command else argv[at:]))
+    if unknown:
+        command = f"gpuprof-tui {options.command}" if options.command else "gpuprof-tui"
+        parser.error(f"{command} does not take {' '.join(unknown)}; {command} --help lists what it does")
     _refuse_what_is_of_no_use(parser, options)
     if not takes_command:
         return options
@@ -93,6 +96,17 @@ def _refuse_what_is_of_no_use(parser: argparse.ArgumentParser, options: argparse
                 parser.error(f"{name} is for the tree of GPU time: add --tree gpu")
 
 
+class _OneHost(argparse.Action):
+    """--host, of which a second would take the place of the first in silence."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: object, *_: object
+    ) -> None:
+        if getattr(namespace, self.dest, None) is not None:
+            parser.error("--host is given twice, and a screen shows one node: start one for each")
+        setattr(namespace, self.dest, values)
+
+
 class _Version(argparse.Action):
     """--version, which looks the version up only when asked."""
 
@@ -116,7 +130,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    parser.add_argument("--host", metavar="USER@NODE", help="the screen of another node, over ssh")
+    parser.add_argument(
+        "--host", metavar="USER@NODE", action=_OneHost, help="the screen of another node, over ssh"
+    )
     parser.add_argument(
         "--ssh-command",
         metavar="CMD",

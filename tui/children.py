@@ -124,6 +124,17 @@ def exit_code(status: int) -> int:
     return code if code >= 0 else 128 - code
 
 
+def signal_of(code: int) -> str:
+    """The signal that an exit code, as a shell gives it, tells of; empty where it tells of none, or of one
+    that people end programs with.
+    """
+    ordinary = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE}
+    with suppress(ValueError):
+        number = signal.Signals(code - 128)
+        return "" if number in ordinary else number.name
+    return ""
+
+
 def wait_until(pid: int, deadline: float) -> int | None:
     """Wait for a child until `deadline` (monotonic seconds): its exit code, or None when it still runs."""
     pause = 0.002

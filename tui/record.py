@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _PIECE = 256 << 10
 _READY_SECONDS = 15.0  # the longest wait for CPU stacks before the command is started
 _LAST_FRAMES_SECONDS = 2.0  # after the end, the longest wait for what the sampler still holds
-_WATCH_SECONDS = 6.0  # the longest wait for a service to watch what the command will do
+_WATCH_SECONDS = 13.0  # the longest wait for a service to watch what the command will do
 _WATCH, _SETTLE = 1, 2  # numbers of requests
 _LAST_GPU_WORK_SECONDS = 1.6  # the same of GPU work, whose readings come about a second late
 _COMMAND_END_SECONDS = 10.0
@@ -194,6 +194,8 @@ class _Recording:
         from gpuprof.snapshots.frames import Settle
 
         self._end_ns = time.monotonic_ns()
+        if self._options.seconds is not None:  # whoever asked for 3 s gets 3 s, however late this comes
+            self._end_ns = min(self._end_ns, self._first_ns + round(self._options.seconds * 1e9))
         begun, interrupts = time.monotonic(), self._interrupts
         self._ask(Settle(_SETTLE))
 
@@ -258,6 +260,8 @@ class _Recording:
             # Until the sources are ready only definitions and facts are kept: the recording begins then.
             edges = (self._first_ns, self._end_ns) if self._begun else (_NEVER_NS, None)
             inside = [cut(frame, *edges) for frame in frames if not isinstance(frame, Done | Failure)]
+            if self._begun:
+                self._writer.recorded(*edges)
             self._writer.write([frame for frame in inside if frame is not None])
 
     def _look_at(self, frame: Frame) -> None:
@@ -335,6 +339,8 @@ class _Recording:
             _say("the recording is complete; ending the command")
             children.end(self._command, _COMMAND_END_SECONDS)
             return 0 if not self._interrupts else 130
+        if name := children.signal_of(self._command_code):  # which a shell says of its own children only
+            _say(f"the command was ended by {name}")
         return self._command_code
 
     def _finish(self) -> None:
@@ -345,6 +351,7 @@ class _Recording:
                 os.unlink(self._options.path)
             self._trouble = self._trouble or GpuprofError("nothing was recorded", exit_code=EXIT_UNAVAILABLE)
             return
+        self._writer.recorded(self._first_ns, self._end_ns)
         try:
             self._writer.close()
         except GpuprofError as error:

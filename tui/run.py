@@ -1,8 +1,9 @@
 """`gpuprof-tui run -- CMD`: starts a workload whose GPU work can be recorded.
 
 The CUDA driver loads the library that CUDA_INJECTION64_PATH names into the process when it initializes; the
-library does nothing until a sampler listens. The command replaces this process: its pid, terminal, signals
-and exit code are its own.
+library does nothing until a sampler listens. Where one runs already it is told so and takes CUPTI into use at
+once, which is the safest moment, and nothing of a short program is missed. The command replaces this process:
+its pid, terminal, signals and exit code are its own.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from typing import NoReturn
 
 from gpuprof.snapshots.errors import EXIT_UNAVAILABLE, EXIT_USAGE, GpuprofError
 from gpuprof.snapshots.names import clean
+from gpuprof.snapshots.process_name import SAMPLER, is_running
 
 VARIABLE = "CUDA_INJECTION64_PATH"
 NVTX = "NVTX_INJECTION64_PATH"  # the library that is told of the program's NVTX ranges
 NEXT = "GPUPROF_NEXT_INJECTION"  # the library that was named before, which ours loads
+EXPECT = "GPUPROF_EXPECT_LISTENER"  # "1": a sampler runs, so that the library attaches within cuInit
 LIBRARY = "libgpuprof_inject.so"
 
 
@@ -57,11 +60,11 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
     not built or cannot be read, or the other one uses CUPTI, too.
     """
     library = str(find_library())
-    given = environ.get(VARIABLE, "")
+    other = environ.get(VARIABLE, "")
     following = {}
-    if given and os.path.realpath(given) != os.path.realpath(library):
-        _check_other(given)
-        following = {NEXT: given}
+    if other and os.path.realpath(other) != os.path.realpath(library):
+        _check_other(other)
+        following = {NEXT: other}
     if not os.access(library, os.R_OK):
         raise GpuprofError(
             f"{library}, which records GPU work, cannot be read by this user",
@@ -69,7 +72,9 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
             EXIT_UNAVAILABLE,
         )
     nvtx = {} if environ.get(NVTX) else {NVTX: library}
-    return {**environ, VARIABLE: library, **nvtx, **following}
+    expected = {EXPECT: "1"} if is_running(SAMPLER) else {}
+    given = {name: value for name, value in environ.items() if name != EXPECT}  # of an outer `run`
+    return {**given, VARIABLE: library, **nvtx, **following, **expected}
 
 
 def nvtx_note(environ: Mapping[str, str]) -> str:

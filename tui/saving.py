@@ -56,12 +56,18 @@ def remove(fd: int, path: str) -> None:
 
 
 async def save_frames(
-    frames: AsyncIterator[Frame], fd: int, path: str, discard: Callable[[], None] | None = None
+    frames: AsyncIterator[Frame],
+    fd: int,
+    path: str,
+    discard: Callable[[], None] | None = None,
+    *,
+    recorded: tuple[int, int] | None = None,
 ) -> Saved:
     """Write `frames`, a hello first, to `fd`, which is closed here; compression runs in a worker thread.
 
     Raises GpuprofError. Of what was not saved whole nothing is left behind: it can be saved once more. The
-    file is removed by `discard` (None: here), while `fd` is still open.
+    file is removed by `discard` (None: here), while `fd` is still open. `recorded`: from when to when what is
+    saved was recorded, in ns of the stream's clock, None where only the rows tell.
     """
     from gpuprof.snapshots.file import SnapshotWriter
 
@@ -75,6 +81,8 @@ async def save_frames(
                 if not isinstance(frame, Hello):
                     raise GpuprofError("The sampler sent no hello.")
                 writer = await asyncio.to_thread(SnapshotWriter, fd, frame, name=path)
+                if recorded is not None:
+                    writer.recorded(*recorded)
                 continue
             batch.append(frame)
             if isinstance(frame, Samples):

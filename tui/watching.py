@@ -11,7 +11,7 @@ import time
 from gpuprof.snapshots.errors import GpuprofError
 from gpuprof.tui.sampler_process import SERVICE_SOCKET, connect_service
 
-SECONDS = 3.0  # the longest wait for the answer
+SECONDS = 6.0  # the longest wait for the answer
 _PIECE = 64 << 10
 
 

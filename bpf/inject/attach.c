@@ -119,8 +119,6 @@ int attach(char *problem, size_t problem_size)
     int goes_on = shared_lives(); /* a buffer of before is still out: CUPTI may go on to fill it, and its ids go on */
     if (!goes_on && subscribe(problem, problem_size) < 0)
         return -1;
-    records_note_devices();
-
     session.attaches++;
     pthread_mutex_lock(&session.writer);
     uint32_t epoch = header->epoch = __atomic_add_fetch(&session.epoch, !goes_on, __ATOMIC_RELEASE);

@@ -151,19 +151,18 @@ struct under_way {
 static __thread struct under_way under_way[NESTED];
 static __thread uint32_t entered_calls;
 
-static int is_shared(void) { return __atomic_load_n(&session.shared, __ATOMIC_RELAXED) != NULL; }
-
-static void keep(const struct cupti_callback_data *call, uint32_t cbid, uint64_t word)
+/* `shared`: whether the subscription that is called is one of several; of one that has just ended a call may still be under way. */
+static void keep(const struct cupti_callback_data *call, uint32_t cbid, int shared, uint64_t word)
 {
-    if (is_shared())
+    if (shared)
         under_way[entered_calls++ % NESTED] = (struct under_way){call->correlation_id, cbid, word};
     else
         *call->correlation_data = word;
 }
 
-static uint64_t kept(const struct cupti_callback_data *call, uint32_t cbid)
+static uint64_t kept(const struct cupti_callback_data *call, uint32_t cbid, int shared)
 {
-    if (!is_shared())
+    if (!shared)
         return *call->correlation_data;
     for (uint32_t i = 1; i <= NESTED; i++) { /* the newest first */
         const struct under_way *place = &under_way[(entered_calls - i) % NESTED];
@@ -187,7 +186,7 @@ static void call_probe(const struct cupti_callback_data *call, uint64_t entered,
 }
 
 /* What is decided here goes by what is known before the launch, so that a weight of 1/p is right whatever the launches then do. */
-static void enter(const struct cupti_callback_data *call, uint32_t cbid, enum call_class class)
+static void enter(const struct cupti_callback_data *call, uint32_t cbid, enum call_class class, int shared)
 {
     if (class == CALL_RECORD || class == CALL_OTHER)
         return;
@@ -202,7 +201,7 @@ static void enter(const struct cupti_callback_data *call, uint32_t cbid, enum ca
         note(call->correlation_id, now, !taken);
     }
     /* now < 2^58: nine years after the machine's start. */
-    keep(call, cbid, now << SHIFT_BITS | (taken ? shift + 1 : 0));
+    keep(call, cbid, shared, now << SHIFT_BITS | (taken ? shift + 1 : 0));
 }
 
 /* Whether a copy is one that returns when it is done; the others do so only when they took long. */
@@ -277,9 +276,9 @@ static void waited(const struct cupti_callback_data *call, uint32_t cbid, enum c
     records_add_wait(&slot, call->function_name);
 }
 
-static void leave(const struct cupti_callback_data *call, uint32_t cbid, enum call_class class)
+static void leave(const struct cupti_callback_data *call, uint32_t cbid, enum call_class class, int shared)
 {
-    uint64_t now = get_state(), word = class == CALL_RECORD || class == CALL_OTHER ? 0 : kept(call, cbid);
+    uint64_t now = get_state(), word = class == CALL_RECORD || class == CALL_OTHER ? 0 : kept(call, cbid, shared);
     uint64_t entered = word >> SHIFT_BITS, taken = word & ((1u << SHIFT_BITS) - 1);
     /* While another thread finalizes, records still come until it is done, and want their launches. */
     int listening = phase_of(now) == RECORDING || phase_of(now) == DETACH_WANTED || phase_of(now) == FINALIZING;
@@ -308,7 +307,8 @@ static void leave(const struct cupti_callback_data *call, uint32_t cbid, enum ca
 
 void calls_back(void *user, int domain, uint32_t cbid, const void *data)
 {
-    (void)user, (void)domain;
+    (void)domain;
+    int shared = user != NULL;
     const struct cupti_callback_data *call = data;
     enum call_class class = cbid < CALL_IDS ? (enum call_class)__atomic_load_n(&class_of[cbid], __ATOMIC_RELAXED) : CALL_NONE;
     if (class == CALL_NONE)
@@ -316,26 +316,26 @@ void calls_back(void *user, int domain, uint32_t cbid, const void *data)
     int timed = (call->correlation_id & TIMED_MASK) == 0;
     if (!timed || (class != CALL_LAUNCH && class != CALL_RECORD) || (class == CALL_RECORD && phase_of(get_state()) != RECORDING)) {
         if (call->site == SITE_ENTER)
-            enter(call, cbid, class);
+            enter(call, cbid, class, shared);
         else
-            leave(call, cbid, class);
+            leave(call, cbid, class, shared);
         return;
     }
     /* The enter and the exit of one launch in so many, each with its part of the two clock readings. */
     uint64_t before = now_ns();
     if (class == CALL_RECORD) {
         if (call->site == SITE_EXIT)
-            leave(call, cbid, class);
+            leave(call, cbid, class, shared);
         add(&other_ns, (TIMED_MASK + 1) * (now_ns() - before));
     } else if (call->site == SITE_ENTER) {
-        enter(call, cbid, class);
+        enter(call, cbid, class, shared);
         add(&timed_calls, 1);
         add(&timed_ns, now_ns() - before);
-    } else if ((kept(call, cbid) & ((1u << SHIFT_BITS) - 1)) == 0 && phase_of(get_state()) == RECORDING) {
-        leave(call, cbid, class);
+    } else if ((kept(call, cbid, shared) & ((1u << SHIFT_BITS) - 1)) == 0 && phase_of(get_state()) == RECORDING) {
+        leave(call, cbid, class, shared);
         add(&timed_ns, now_ns() - before);
     } else {
-        leave(call, cbid, class);
+        leave(call, cbid, class, shared);
     }
 }
 

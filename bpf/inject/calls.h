@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-/* CUPTI calls this at each enabled call's enter and exit. */
+/* CUPTI calls this at each enabled call's enter and exit; `user`: NULL where the subscription is the only one, else anything. */
 void calls_back(void *user, int domain, uint32_t cbid, const void *data);
 
 /* Launches, copies and waits: the calls that are looked at while recording; the library's thread's, as the next three. */

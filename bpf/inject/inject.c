@@ -4,7 +4,8 @@
  * never throws, never exits, never prints unless GPUPROF_INJECT_LOG is set. One thread of its own, with all signals blocked, looks for a
  * listener; without one, CUPTI is finalized and the process runs at its native speed.
  *
- *   waiting -> recording   a sampler holds its lock on the ring: subscribe, enable
+ *   waiting -> recording   a sampler holds its lock on the ring, and no context is being made (contexts.c): subscribe, enable. Where a sampler
+ *                          is expected (GPUPROF_EXPECT_LISTENER) already within cuInit, when there can be no context yet
  *   recording -> detaching the lock is gone, or the budget asks for a pause: the next CUDA call flushes and finalizes at its exit (a
  *                          finalize from another thread, while the application is in CUDA calls, can crash)
  *   detaching -> waiting   finalized; after a pause of the budget it begins anew
@@ -36,6 +37,9 @@
 #endif
 #define CLOCK_NS 1000000000ull /* how often the clocks are compared */
 #define RETRY_NS 2000000000ull /* after a refusal */
+#ifndef UNSETTLED_NS
+#define UNSETTLED_NS 3000000000ull /* so long a detach waits for contexts that come and go; an attach waits on */
+#endif
 #define FLUSH_BUSY_NS 200000000ull    /* while the process launches, and for FLUSH_AFTER_NS after */
 #define FLUSH_QUIET_NS 1000000000ull
 #define FLUSH_AFTER_NS 3000000000ull
@@ -43,10 +47,16 @@
 #define SHARED_FLUSH_NS 2000000000ull /* so often at most */
 #define STEP_NS 40000000ull    /* between two steps of the controller */
 #define END_WAIT_S 2           /* a CUPTI that hangs must not keep the process from ending */
+#ifndef EXPECT_NS
+#define EXPECT_NS 3000000000ull /* for so long a listener that is expected counts as one */
+#endif
 
 struct session session = {.ring = {.fd = -1}, .writer = PTHREAD_MUTEX_INITIALIZER};
 
 static int started;
+static uint64_t expected_until; /* on CLOCK_MONOTONIC, as the next three; the library's thread's */
+static uint64_t next_clock, next_try;
+static uint64_t unsettled_since; /* 0: contexts are settled */
 static int log_wanted;
 static pid_t owner; /* the process whose ring this is */
 
@@ -175,69 +185,104 @@ static uint64_t keep_within_budget(uint64_t now)
     return plan.pause_ns;
 }
 
-static void try_attach(uint64_t now, uint64_t *next_clock, uint64_t *next_try)
+static void try_attach(uint64_t now)
 {
     char problem[RING_TEXT] = "";
-    *next_try = 0;
-    *next_clock = now + CLOCK_NS;
+    next_try = 0;
+    next_clock = now + CLOCK_NS;
     if (attach(problem, sizeof problem) == 0) {
         keep_within_budget(now);
         return;
     }
     log_line("refused: %s", problem);
     ring_say(&session.ring, RING_REFUSED, problem);
-    *next_try = now + RETRY_NS;
+    next_try = now + RETRY_NS;
     set_phase(WAITING);
 }
 
-/* One look at the listener; `next_clock` and `next_try` are times on CLOCK_MONOTONIC. */
-static void look(uint64_t *next_clock, uint64_t *next_try)
+/* One that listens, or is expected to. */
+static int has_listener(uint64_t now)
+{
+    int listens = ring_has_listener(&session.ring);
+    if (listens)
+        expected_until = 0;
+    return listens || now < expected_until;
+}
+
+/* Tells who listens why nothing is recorded, if that lasts. */
+static void say_unsettled(uint64_t now)
+{
+    if (unsettled_since == 0)
+        unsettled_since = now;
+    else if (now - unsettled_since >= UNSETTLED_NS)
+        ring_say(&session.ring, RING_WAITING, "it makes CUDA contexts over and over, or is still starting; it is recorded when that is over");
+}
+
+/* Whether the next call may finalize. A process that makes contexts without end must not be recorded without end for that. */
+static int may_finalize(uint64_t now, int settled)
+{
+    if (settled)
+        unsettled_since = 0;
+    else if (unsettled_since == 0)
+        unsettled_since = now;
+    return settled || now - unsettled_since >= UNSETTLED_NS;
+}
+
+/* One look at the listener. */
+static void look(void)
 {
     uint64_t now = now_ns(), pause;
-    int listener = ring_has_listener(&session.ring);
-    switch (phase_of(get_state())) {
+    int listener = has_listener(now);
+    enum phase phase = phase_of(get_state());
+    /* With nobody listening the driver is left alone; asked at each look otherwise, so that what has not changed is known. */
+    int settled = (listener || phase == RECORDING) && contexts_are_settled();
+    switch (phase) {
     case WAITING:
         if (!listener)
             nvtx_listen(0); /* it left in a pause */
         shared_tidy(now);
-        if (!listener && *next_try) { /* a refusal is news to the next sampler, who shall not wait for the retry */
+        if (!listener && next_try) { /* a refusal is news to the next sampler, who shall not wait for the retry */
             ring_say(&session.ring, RING_WAITING, "");
-            *next_try = 0;
-        } else if (listener && now >= *next_try && change_phase(WAITING, ATTACHING)) {
-            try_attach(now, next_clock, next_try);
+            next_try = 0;
+        } else if (listener && !settled) {
+            say_unsettled(now);
+        } else if (listener && now >= next_try && change_phase(WAITING, ATTACHING)) {
+            unsettled_since = 0;
+            records_note_devices();
+            try_attach(now);
         }
         break;
     case RECORDING:
-        if (!listener) {
+        if (!listener && may_finalize(now, settled)) {
             detach_soon("waiting for the next CUDA call", 0);
             break;
         }
         flush_slow_records(now);
-        pause = keep_within_budget(now);
+        pause = settled || may_finalize(now, 0) ? keep_within_budget(now) : 0;
         if (pause) {
-            *next_try = now + pause;
+            next_try = now + pause;
             detach_soon("", 1);
             break;
         }
-        if (now >= *next_clock) {
+        if (session.ring.header->devices == 0) /* the driver was still initializing */
+            records_note_devices();
+        if (now >= next_clock) {
             nvtx_flush(now, 0);
-            *next_clock = now + CLOCK_NS;
+            next_clock = now + CLOCK_NS;
             if (!still_known()) {
                 lost_cupti();
-                *next_try = now + RETRY_NS;
+                next_try = now + RETRY_NS;
                 break;
             }
-            if (session.ring.header->devices == 0) /* the driver was still initialising */
-                records_note_devices();
             follow_events();
             if (has_no_kernels())
                 enable_activity();
         }
         break;
     case DETACH_WANTED:
-        if (listener && (!__atomic_load_n(&session.pausing, __ATOMIC_RELAXED) || now >= *next_try)) {
+        if (listener && (!__atomic_load_n(&session.pausing, __ATOMIC_RELAXED) || now >= next_try)) {
             resume();
-            *next_clock = now + CLOCK_NS;
+            next_clock = now + CLOCK_NS;
         } else if (!listener) {
             nvtx_listen(0);
             __atomic_store_n(&session.pausing, 0, __ATOMIC_RELAXED);
@@ -269,9 +314,8 @@ static void *watch(void *unused)
 {
     (void)unused;
     prctl(PR_SET_NAME, "gpuprof");
-    uint64_t next_clock = 0, next_try = 0;
     while (!pause_or_end(POLL_NS))
-        look(&next_clock, &next_try);
+        look();
     finish();
     pthread_mutex_lock(&ending);
     thread_ended = 1;
@@ -325,9 +369,18 @@ static int start_thread(void)
     return result;
 }
 
-/* Starts watching for a sampler; idempotent. Returns 0, or -errno where the ring or the thread cannot be made. For attaching to a running
- * process; through CUDA_INJECTION64_PATH the driver calls InitializeInjection. */
-EXPORT int gpuprof_start(void)
+/* Within cuInit, where no context can be in the making: see contexts.c for what it would mean later. */
+static void attach_in_init(void)
+{
+    const char *expected = getenv("GPUPROF_EXPECT_LISTENER");
+    uint64_t now = now_ns();
+    if (!expected || strcmp(expected, "1") != 0 || !change_phase(WAITING, ATTACHING))
+        return;
+    expected_until = now + EXPECT_NS;
+    try_attach(now);
+}
+
+static int start(int in_init)
 {
     int first = 0;
     if (!__atomic_compare_exchange_n(&started, &first, 1, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
@@ -346,9 +399,13 @@ EXPORT int gpuprof_start(void)
     pthread_cond_init(&ending_changed, &monotonic);
     pthread_condattr_destroy(&monotonic);
     pthread_atfork(NULL, NULL, in_child);
+    if (in_init)
+        attach_in_init();
     result = start_thread();
     if (result != 0) {
         log_line("no thread: %s", strerror(result));
+        if (change_phase(RECORDING, DETACH_WANTED))
+            return -result; /* the next call finalizes, and the ring is used till then */
         ring_destroy(&session.ring);
         __atomic_store_n(&started, 0, __ATOMIC_RELEASE);
         return -result;
@@ -356,6 +413,10 @@ EXPORT int gpuprof_start(void)
     atexit(at_exit);
     return 0;
 }
+
+/* Starts watching for a sampler; idempotent. Returns 0, or -errno where the ring or the thread cannot be made. For attaching to a running
+ * process; through CUDA_INJECTION64_PATH the driver calls InitializeInjection. */
+EXPORT int gpuprof_start(void) { return start(0); }
 
 EXPORT int InitializeInjection(void);
 
@@ -379,7 +440,7 @@ static void initialize_next(void)
 /* Called by the CUDA driver during cuInit. 1: loaded. A failure of ours must not fail the application, so it is always 1. */
 EXPORT int InitializeInjection(void)
 {
-    gpuprof_start();
+    start(1);
     initialize_next();
     return 1;
 }

@@ -5,6 +5,7 @@
  *   shared.c      the same beside another subscriber
  *   calls.c       what happens at each call of the CUDA driver
  *   events.c      which stream an event is of
+ *   contexts.c    whether a context is being made
  *   records.c     what CUPTI hands over, written into the ring
  *   nvtx.c        the program's NVTX ranges, and which of them a launch is in
  *   controller.c  how many stacks, and how much time, the budget allows
@@ -20,7 +21,7 @@
 #include <stdint.h>
 #include <time.h>
 
-/* Only the library's thread attaches and asks to detach, only a call's exit finalizes (or, where CUPTI is shared and nothing is
+/* Only the library's thread attaches (or who calls cuInit, before there is that thread) and asks to detach, only a call's exit finalizes (or, where CUPTI is shared and nothing is
  * finalized, that thread itself); ATTACHING and FINALIZING belong to who set them. */
 enum phase { WAITING, ATTACHING, RECORDING, DETACH_WANTED, FINALIZING, ENDED };
 
@@ -87,6 +88,11 @@ void finalize_here(void);
 void enable_activity(void);
 void follow_events(void);
 int has_no_kernels(void); /* CUPTI gives no kernel records though it is attached */
+
+/* Whether the process's contexts have been the same for a while, as far as the driver tells: cuptiSubscribe in another thread than that which
+ * makes a context crashes in CUPTI 13.0, at the context's end of creation or at its next module. To be called at each look, since it is what a
+ * while is known by; the library's thread's. */
+int contexts_are_settled(void);
 
 /* CUPTI's requests for buffers, and the buffers that it has filled. */
 void records_buffer_requested(uint8_t **buffer, size_t *size, size_t *max_records);

@@ -73,7 +73,7 @@ int shared_subscribe(cupti_subscriber *subscriber, const char *other, char *prob
         .old_subscriber_size = sizeof first,
         .allow_multiple = 1,
     };
-    if (!is_possible() || session.cupti.cuptiSubscribe_v2(subscriber, calls_back, NULL, &params) != CUPTI_OK)
+    if (!is_possible() || session.cupti.cuptiSubscribe_v2(subscriber, calls_back, &session, &params) != CUPTI_OK)
         return -1;
     first[sizeof first - 1] = 0;
     const char *name = first[0] && !strstr(first, "gpuprof") ? first : other;

@@ -4,11 +4,8 @@ rows.
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable
-
 import numpy as np
+from cpu_time import median_ms
 
 from gpuprof.snapshots.frames import FrameKind, Hello, ProcessDef, Query
 from gpuprof.snapshots.history import History
@@ -57,16 +54,6 @@ def filled_history() -> History:
     time_ns = np.arange(ROWS, dtype=np.uint64) * 600_000
     history.add_samples(time_ns, rng.integers(0, 16, ROWS), thread, stack)
     return history
-
-
-def median_ms(action: Callable[[], object], times: int = 7) -> float:
-    """Return the median time of `action` in ms."""
-    taken = []
-    for _ in range(times):
-        start = time.perf_counter()
-        action()
-        taken.append((time.perf_counter() - start) * 1e3)
-    return statistics.median(taken)
 
 
 def main() -> None:

@@ -5,12 +5,11 @@ records with their launches costs, and how large a file of a minute is.
 from __future__ import annotations
 
 import os
-import statistics
 import tempfile
 import time
-from collections.abc import Callable
 
 import numpy as np
+from cpu_time import median_ms
 
 from gpuprof.snapshots import gaps
 from gpuprof.snapshots.file import SnapshotWriter
@@ -79,16 +78,6 @@ def filled_history(rows: int = ROWS, gap_ns: float = 60_000) -> History:
 def _uuids(history: History, ids: list[int]) -> list[str]:
     strings = history.tables.view().strings
     return [strings[number] for number in ids]
-
-
-def median_ms(action: Callable[[], object], times: int = 7) -> float:
-    """Return the median CPU time of `action` in ms."""
-    taken = []
-    for _ in range(times):
-        start = time.process_time()
-        action()
-        taken.append((time.process_time() - start) * 1e3)
-    return statistics.median(taken)
 
 
 def join_percent(batches: int = 50, per_batch: int = 10_000) -> float:

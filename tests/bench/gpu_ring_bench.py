@@ -234,7 +234,8 @@ def measure_stacks(distinct: int) -> None:
         # Once the frames of a stack, then its hash alone.
         whole = distinct if number == 0 else 0
         which = np.concatenate([np.arange(whole), random.integers(0, distinct, PER_TICK)])
-        words, starts = launch_words(hashes[which], which, whole, number * PER_TICK)
+        times = 1 + number * PER_TICK + np.arange(len(which), dtype=np.uint64)
+        words, starts = launch_words(hashes[which], which, whole, times, times)
         began = time.thread_time()
         words.copy()
         costs.add("copy", began)
@@ -253,14 +254,15 @@ def measure_stacks(distinct: int) -> None:
     print(f"  copy of the records alone    {costs.share('copy'):.2%} of a core")
 
 
-def launch_words(hashes: Any, which: Any, whole: int, first: int) -> tuple[Any, Any]:
+def launch_words(hashes: Any, which: Any, whole: int, correlation: Any, enter_ns: Any) -> tuple[Any, Any]:
     """Launch records of one thread as BPF writes them: the first `whole` with a word of stack each."""
     header_words, count = HEADER.itemsize // 8, len(hashes)
     headers = np.zeros(count, HEADER)
     headers["pid"], headers["tid"], headers["comm"] = PID, TID, b"python"
+    headers["start_ns"] = start_time_ns(PID) or 0
     headers["family"], headers["header_words"] = FAMILY_LAUNCH, header_words
-    headers["time_ns"] = 1 + first + np.arange(count)
-    headers["extra"] = np.uint64(1 << 32) | (headers["time_ns"] & np.uint64(0xFFFF_FFFF))
+    headers["time_ns"] = enter_ns
+    headers["extra"] = np.uint64(1 << 32) | (correlation.astype(np.uint64) & np.uint64(0xFFFF_FFFF))
     headers["n_user"][:whole] = 1
     sizes = header_words + 2 + headers["n_user"].astype(np.int64)
     starts = np.cumsum(sizes) - sizes

@@ -5,7 +5,9 @@ usage: python tests/bench/offcpu_bench.py [--rounds 5], as root
 Two processes on one CPU hand a byte back and forth through pipes: each hand-over is a switch and a wake. The
 baseline is the same without the programs; the settings take turns, and medians are compared. Time inside the
 programs is the kernel's own count (bpf_stats). Then one thread sleeps 0.2 ms at a time with a threshold of 0,
-so that every wait is walked, sent, joined and kept: the CPU time of the sampler for each.
+so that every wait is walked, sent, joined and kept: the CPU time of the sampler for each. In the end a storm
+of waits of eight processes, beside one that waits seldom: with a threshold that stays, and with the one that
+is steered by what waits cost.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from pathlib import Path
 
 from gpuprof.bpf import syscalls
 from gpuprof.bpf.programs import StackPrograms
+from gpuprof.sampler import wait_budget
 from gpuprof.sampler.cpu_stacks import CpuStacks
 from gpuprof.sampler.frame_ids import FrameIds
 from gpuprof.sampler.offcpu import OffCpu, Picks
@@ -65,6 +68,10 @@ int main(int argc, char **argv) {
     return 0;
 }
 """
+STORM = (
+    "import time, sys\nlength = float(sys.argv[1])\nprint('ready', flush=True)\nsys.stdin.readline()\n"
+    "while True: time.sleep(length)"
+)
 SLEEPER = "import time, sys\nprint('ready', flush=True)\nsys.stdin.readline()\nwhile True: time.sleep(0.0002)"
 
 
@@ -126,28 +133,83 @@ class Bench:
         reader = self.stacks.waits
         source = OffCpu(lambda: self.stacks, lambda: True, set, Picks((process.pid,), threshold_ns=0))
         source.start()
-        time.sleep(2.5)  # until its stacks are known
-        spent_s = [0.0]
-        tick = reader.tick
-
-        def timed(now_ns: int, ids: Callable[[], FrameIds]) -> None:
-            began = time.thread_time()
-            tick(now_ns, ids)
-            spent_s[0] += time.thread_time() - began
-
         programs = self.programs.programs
-        before = {name: syscalls.program_run_time(programs[name])[0] for name in NAMES}
-        rows, began = reader.rows, time.monotonic()
-        reader.tick = timed  # type: ignore[method-assign]
-        time.sleep(4)
-        reader.tick = tick  # type: ignore[method-assign]
+        with Steering(False):
+            time.sleep(2.5)  # until its stacks are known
+            before = {name: syscalls.program_run_time(programs[name])[0] for name in NAMES}
+            rows, began = reader.rows, time.monotonic()
+            spent_s = self._spent(4)
         count = (reader.rows - rows) / 2  # each is blocked, then ready
         inside = sum(syscalls.program_run_time(programs[name])[0] - before[name] for name in NAMES)
         rate = count / (time.monotonic() - began)
         source.stop()
         process.kill()
         process.wait()
-        return rate, spent_s[0] / count * 1e6, inside / count
+        return rate, spent_s / count * 1e6, inside / count
+
+    def _spent(self, seconds: float) -> float:
+        """CPU seconds of the reader of waits in that time."""
+        reader, spent_s = self.stacks.waits, [0.0]
+        take, tick = reader.take, reader.tick
+
+        def timed_take(now_ns: int, least_ns: int | None = None) -> None:
+            began = time.thread_time()
+            take(now_ns, least_ns)
+            spent_s[0] += time.thread_time() - began
+
+        def timed_tick(now_ns: int, ids: Callable[[], FrameIds]) -> None:
+            began = time.thread_time()
+            tick(now_ns, ids)
+            spent_s[0] += time.thread_time() - began
+
+        reader.take, reader.tick = timed_take, timed_tick  # type: ignore[method-assign]
+        time.sleep(seconds)
+        reader.take, reader.tick = take, tick  # type: ignore[method-assign]
+        return spent_s[0]
+
+    def storm(self, steered: bool) -> tuple[float, float, float, float]:
+        """(waits a second that were kept, share of a core of the reader, that of the whole process, least of
+        the waits of the quiet process that are always kept, in ms).
+        """
+        noisy = [start([sys.executable, "-c", STORM, "0.0002"]) for _ in range(8)]
+        quiet = start([sys.executable, "-c", STORM, "0.05"])
+        source = OffCpu(
+            lambda: self.stacks, lambda: True, set,
+            Picks(tuple(process.pid for process in [*noisy, quiet]), threshold_ns=100_000),
+        )  # fmt: skip
+        for process in [*noisy, quiet]:
+            self.stacks.follow(process.pid)
+            go(process)
+        reader = self.stacks.waits
+        with Steering(steered):
+            source.start()
+            time.sleep(4)
+            rows, cpu, began = reader.rows, time.process_time(), time.monotonic()
+            spent_s = self._spent(5)
+            age = time.monotonic() - began
+        kept, whole = (reader.rows - rows) / 2 / age, (time.process_time() - cpu) / age
+        least_ns = reader.programs.thresholds.get(quiet.pid, reader.programs.threshold_ns)
+        source.stop()
+        for process in [*noisy, quiet]:
+            process.kill()
+            process.wait()
+        time.sleep(0.5)  # what is left is read
+        return kept, spent_s / age, whole, least_ns / 1e6
+
+
+class Steering:
+    """Whether the threshold is steered by what waits cost, for a while."""
+
+    def __init__(self, steered: bool) -> None:
+        self._steered = steered
+        self._bounds = wait_budget.TARGET_SHARE, wait_budget.MAX_WAITS_PER_S
+
+    def __enter__(self) -> None:
+        if not self._steered:
+            wait_budget.TARGET_SHARE, wait_budget.MAX_WAITS_PER_S = 1e9, 10**9
+
+    def __exit__(self, *_: object) -> None:
+        wait_budget.TARGET_SHARE, wait_budget.MAX_WAITS_PER_S = self._bounds
 
 
 NAMES = ("wait_switch", "wait_waking")
@@ -178,6 +240,21 @@ def measure(rounds: int) -> None:
     print(
         f"every wait of {rate:.0f} a second      {us:.1f} us of sampler CPU, {ns:.0f} ns in the programs each"
     )
+    storms: dict[bool, list[tuple[float, float, float, float]]] = {False: [], True: []}
+    for _ in range(max(rounds // 2, 1)):
+        for steered, runs in storms.items():
+            runs.append(bench.storm(steered))
+    print("a storm of waits of eight processes, waits from 0.1 ms on always kept")
+    shares = []
+    for steered, runs in storms.items():
+        kept, share, whole, least_ms = (statistics.median(column) for column in zip(*runs, strict=True))
+        shares.append(share)
+        print(
+            f"  {'steered' if steered else 'as it is':10} {kept:6.0f} waits/s      "
+            f"{share:.2%} of a core for waits, {whole:.2%} for the whole sampler; "
+            f"of a quiet process those from {least_ms:.2g} ms on are kept"
+        )
+    print(f"  steered, of what it was           {shares[1] / shares[0]:.2f}")
     bench.stacks.stop()
 
 

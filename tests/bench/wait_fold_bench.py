@@ -4,11 +4,8 @@
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable
-
 import numpy as np
+from cpu_time import median_ms
 
 from gpuprof.snapshots.frames import NO_THREAD, FrameKind, GpuFacts, Gpus, Hello, ProcessDef, Query, WaitKind
 from gpuprof.snapshots.history import History
@@ -132,16 +129,6 @@ class Maker:
         history.set_gpus(Gpus("580", None, [GpuFacts("GPU-0", 0, "H200")]))
         series = history.series("gpu_observed", gpu="GPU-0")
         history.add_readings([series], [10**12], [10**12 + length_ns], [1.0])
-
-
-def median_ms(action: Callable[[], object], times: int = 5) -> float:
-    """Return the median time of `action` in ms."""
-    taken = []
-    for _ in range(times):
-        start = time.process_time()
-        action()
-        taken.append((time.process_time() - start) * 1e3)
-    return statistics.median(taken)
 
 
 def main() -> None:

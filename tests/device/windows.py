@@ -5,21 +5,32 @@ a while, and the 95 % interval of paired differences.
 from __future__ import annotations
 
 import math
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 # Two-sided 95 % quantiles of Student's t for 1, 2, … degrees of freedom.
 STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13)
 NORMAL = 1.96
 
 
+def keep_to_one_cpu(pid: int) -> None:
+    """The main thread of a process has a CPU for itself: it does not move, and the process's other threads,
+    among them CUPTI's and the library's, run on the others.
+    """
+    cpus = sorted(os.sched_getaffinity(os.getpid()))
+    for name in os.listdir(f"/proc/{pid}/task"):
+        with suppress(ProcessLookupError):
+            os.sched_setaffinity(int(name), cpus[-1:] if int(name) == pid else cpus[:-1])
+
+
 class Worker:
-    """A child process that answers a line of text with a line of numbers."""
+    """A child process that answers a line of text with a line of numbers, its main thread on one CPU."""
 
     def __init__(self, command: Sequence[str], environ: dict[str, str]) -> None:
         pipe = subprocess.PIPE
@@ -28,6 +39,8 @@ class Worker:
     def ask(self, request: str) -> list[float]:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
+        if len(os.sched_getaffinity(os.getpid())) > 1:
+            keep_to_one_cpu(self.process.pid)
         self.process.stdin.write(request + "\n")
         self.process.stdin.flush()
         answer = self.process.stdout.readline()

@@ -1,4 +1,6 @@
-"""Recordings of an H200 (tests/device/frameworks.py, globaltimer.py): each kernel, under what launched it."""
+"""Recordings of an H200 (tests/device/frameworks.py, globaltimer.py, contexts_check.py): each kernel, under
+what launched it.
+"""
 
 from __future__ import annotations
 
@@ -53,6 +55,16 @@ def test_every_kernel_is_under_the_function_that_launched_it(framework: str, thr
             assert through in path
     assert counts[True] == COUNT
     assert counts[False] <= 1  # the warm-up
+
+
+def test_kernels_of_several_contexts_are_all_there() -> None:
+    """One of them is destroyed, one comes later, and in the end the device is reset."""
+    launched = {
+        "launch_in_primary": 1009, "launch_in_second": 503, "launch_from_threads": 614,
+        "launch_before_destroy": 211, "launch_in_third": 101, "launch_after_reset": 53,
+    }  # fmt: skip
+    found = Counter(name for _, _, path in kernels("contexts") for name in path if name.startswith("launch_"))
+    assert found == launched
 
 
 def stamped() -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:

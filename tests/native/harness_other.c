@@ -33,13 +33,18 @@ static void *symbol(const char *name)
 
 static void ignore_call(void *user, int domain, uint32_t cbid, const void *data) { (void)user, (void)domain, (void)cbid, (void)data; }
 
+/* Of a call that was under way when it subscribed it has seen no enter, and left no word. */
 static void look_at_call(void *user, int domain, uint32_t cbid, const void *data)
 {
+    static __thread uint32_t entered;
     const struct cupti_callback_data *call = data;
     uint64_t word = 0x5a5a000000000000ull | call->correlation_id;
     (void)user, (void)domain, (void)cbid;
-    if (call->site == SITE_ENTER)
+    if (call->site == SITE_ENTER) {
         *call->correlation_data = word;
+        entered = call->correlation_id;
+    } else if (entered != call->correlation_id)
+        return;
     else if (*call->correlation_data == word)
         atomic_fetch_add(&calls, 1);
     else

@@ -35,6 +35,7 @@ ROW = np.dtype(
     ]
 )  # fmt: skip
 ANSWER_S = 30
+SETTLE_NS = 20_000_000
 COUNTER = struct.Struct("<40sq")
 
 
@@ -67,14 +68,19 @@ def build(
     cupti: Sequence[str] = (),
     harness: Sequence[str] = (),
     ring_name: str = RING_NAME,
+    settle_ns: int = SETTLE_NS,
 ) -> Built:
-    """Compile everything into `folder`; `library`, `cupti` and `harness` are further flags of these."""
+    """Compile everything into `folder`; `library`, `cupti` and `harness` are further flags of these.
+
+    `settle_ns`: how long the library waits for contexts to stay as they are, shorter than as shipped.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     built = Built(folder, folder / "libgpuprof_inject.so", folder / "libcupti_mock.so", folder / "harness")
     driver = folder / "libcuda.so.1"
     shared = ("-shared", "-fPIC", "-O1")
     mock = [HERE / f"mock_{part}.c" for part in ("cupti", "activity", "records", "shared", "script")]
-    build_library(built.library, f'-DRING_NAME="{ring_name}"', *library, *all_flags)
+    own = (f'-DRING_NAME="{ring_name}"', f"-DSETTLE_NS={settle_ns}ull", f"-DNONE_NS={4 * settle_ns}ull")
+    build_library(built.library, *own, *library, *all_flags)
     _gcc(built.cupti, mock, *shared, "-Wl,-soname,libcupti_mock.so", *cupti, *all_flags)
     _gcc(driver, [HERE / "mock_cuda.c"], *shared, "-Wl,-soname,libcuda.so.1", *all_flags)
     program = [HERE / "harness.c", HERE / "harness_other.c", HERE / "mock_nvtx.c", driver]

@@ -2,7 +2,8 @@
  *
  * cuInit loads the library that CUDA_INJECTION64_PATH names and calls its InitializeInjection, as the driver does. Every other call goes
  * through the hooks that the mock CUPTI installed, if it did. Of the environment: MOCK_CUDA_DEVICES (2), MOCK_CUDA_INIT_MS (0): how long
- * cuInit takes after the injection, during which every call answers NOT_INITIALIZED.
+ * cuInit takes after the injection, during which every call answers NOT_INITIALIZED. The primary context of device 0 is active from the
+ * start, unless MOCK_CUDA_CONTEXTS gives another mask; mock_cuda_contexts sets it, and how long the question for it takes.
  */
 #define _GNU_SOURCE
 #include "mock_gpu.h"
@@ -19,7 +20,7 @@ enum { SUCCESS = 0, INVALID_VALUE = 1, NOT_INITIALIZED = 3, INVALID_DEVICE = 101
 static const struct mock_tools *_Atomic tools;
 static atomic_int initialized;
 static int devices = 2;
-static atomic_ullong wait_ns;
+static atomic_ullong wait_ns, contexts = 1, ask_ns;
 
 void mock_cuda_install(const struct mock_tools *new_tools) { atomic_store(&tools, new_tools); }
 
@@ -32,6 +33,7 @@ static int number(const char *name, int otherwise)
 static void initialize(void)
 {
     devices = number("MOCK_CUDA_DEVICES", devices);
+    atomic_store(&contexts, (unsigned long long)number("MOCK_CUDA_CONTEXTS", 1));
     const char *path = getenv("CUDA_INJECTION64_PATH");
     if (path && *path) {
         void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
@@ -82,6 +84,23 @@ int cuDeviceGetUuid_v2(uint8_t *uuid, int device)
 }
 
 int cuDeviceGetUuid(uint8_t *uuid, int device) { return cuDeviceGetUuid_v2(uuid, device); }
+
+void mock_cuda_contexts(uint64_t mask, uint64_t ns)
+{
+    atomic_store(&contexts, mask);
+    atomic_store(&ask_ns, ns);
+}
+
+int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active)
+{
+    struct timespec pause = {.tv_nsec = (long)atomic_load(&ask_ns)};
+    if (device < 0 || device >= devices)
+        return INVALID_DEVICE;
+    nanosleep(&pause, NULL);
+    *flags = 0;
+    *active = atomic_load(&contexts) >> device & 1;
+    return SUCCESS;
+}
 
 void mock_cuda_wait(uint64_t ns) { atomic_store(&wait_ns, ns); }
 

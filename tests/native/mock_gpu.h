@@ -74,6 +74,7 @@ int cuMemFree_v2(uint64_t address);
 int other_obey(const char *line, long *answer); /* harness_other.c: the same of another user of CUPTI */
 int mock_nvtx_obey(const char *line, long *answer); /* mock_nvtx.c: does what a line says of NVTX; 0: it says nothing of it */
 void mock_cuda_wait(uint64_t ns); /* how long synchronizes, blocking copies and frees take from now on */
+void mock_cuda_contexts(uint64_t mask, uint64_t ns); /* which primary contexts are active, and what each question for them takes */
 #endif
 
 #endif

@@ -3,54 +3,25 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
 from gpuprof.bpf.programs import StackPrograms
 from gpuprof.sampler.cpu_stacks import CpuStacks
 from gpuprof.snapshots.errors import GpuprofError
-from gpuprof.snapshots.frames import FrameKind, Hello, Query
+from gpuprof.snapshots.frames import Hello
 from gpuprof.snapshots.history import History
 
+# Tests are not imported from a package: what they share (tree_rows.py) is found by its folder.
+sys.path.append(str(Path(__file__).parent))
+
+from tree_rows import Rows, sampled_rows
+
 HZ = 499
-
-
-@dataclass(frozen=True)
-class Row:
-    """A stack, from the process down, and its number of samples."""
-
-    path: tuple[str, ...]
-    files: tuple[str, ...]
-    lines: tuple[int, ...]
-    kinds: tuple[FrameKind, ...]
-    weight: float
-
-    @property
-    def complete(self) -> bool:
-        return FrameKind.UNKNOWN not in self.kinds
-
-    def has(self, *names: str) -> bool:
-        """Whether the names occur in the path in this order, others between them or not."""
-        rest = iter(self.path)
-        return all(name in rest for name in names)
-
-
-class Rows(list[Row]):
-    """The stacks of a query."""
-
-    @property
-    def weight(self) -> float:
-        return sum(row.weight for row in self)
-
-    def where(self, wanted: Callable[[Row], bool]) -> Rows:
-        return Rows(row for row in self if wanted(row))
-
-    def share(self, wanted: Callable[[Row], bool]) -> float:
-        """The part of the samples that is wanted."""
-        return self.where(wanted).weight / self.weight if self else 0.0
 
 
 class Sampling:
@@ -76,26 +47,7 @@ class Sampling:
 
     def rows(self, span: tuple[int, int], pids: Sequence[int] = ()) -> Rows:
         """The stacks of a time; no pids: of all processes."""
-        tree = self.history.query(
-            Query(
-                id=1, tree="cpu", start_ns=span[0], end_ns=span[1], pids=list(pids), min_fraction=0.0,
-                max_nodes=1 << 20,
-            )
-        )  # fmt: skip
-        found = [Row((), (), (), (), 0.0)]
-        for node, parent in enumerate(tree.parent.tolist()):
-            if node:
-                above = found[parent]
-                found.append(
-                    Row(
-                        (*above.path, tree.strings[int(tree.name[node])]),
-                        (*above.files, tree.strings[int(tree.file[node])]),
-                        (*above.lines, int(tree.line[node])),
-                        (*above.kinds, FrameKind(int(tree.kind[node]))),
-                        float(tree.self_weight[node]),
-                    )
-                )
-        return Rows(row for row in found if row.weight)
+        return sampled_rows(self.history, *span, pids)
 
 
 @pytest.fixture(scope="module")

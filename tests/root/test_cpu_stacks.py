@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tree_rows import Rows, sampled_rows
 
 from gpuprof.bpf.programs import StackPrograms
 from gpuprof.sampler.cpu_stacks import CpuStacks
 from gpuprof.snapshots.errors import GpuprofError
-from gpuprof.snapshots.frames import FrameKind, Hello, Query, SourceStatus
+from gpuprof.snapshots.frames import FrameKind, Hello, SourceStatus
 from gpuprof.snapshots.history import History
 
 pytestmark = [
@@ -30,16 +31,6 @@ CAPTURE_S = 8.0
 PYENV = Path.home() / ".pyenv" / "versions"
 
 
-@dataclass(frozen=True)
-class Row:
-    """A node of the tree that has samples of its own: names from the process down, and their number."""
-
-    path: tuple[str, ...]
-    lines: tuple[int, ...]
-    kinds: tuple[FrameKind, ...]
-    weight: float
-
-
 @dataclass
 class Capture:
     history: History
@@ -49,31 +40,10 @@ class Capture:
     before: SourceStatus
     after: SourceStatus
 
-    def rows(self, workload: str | None) -> list[Row]:
+    def rows(self, workload: str | None) -> Rows:
         """Of one workload, or of all processes."""
         pids = [self.pids[workload]] if workload else []
-        tree = self.history.query(
-            Query(
-                id=1, tree="cpu", start_ns=self.begin_ns, end_ns=self.end_ns, pids=pids,
-                min_fraction=0.0, max_nodes=1 << 20,
-            )
-        )  # fmt: skip
-        paths: list[tuple[tuple[str, ...], tuple[int, ...], tuple[FrameKind, ...]]] = []
-        rows = []
-        for node, parent in enumerate(tree.parent.tolist()):
-            if node == 0:
-                paths.append(((), (), ()))
-                continue
-            names, lines, kinds = paths[parent]
-            here = (
-                (*names, tree.strings[int(tree.name[node])]),
-                (*lines, int(tree.line[node])),
-                (*kinds, FrameKind(int(tree.kind[node]))),
-            )
-            paths.append(here)
-            if tree.self_weight[node]:
-                rows.append(Row(*here, float(tree.self_weight[node])))
-        return rows
+        return sampled_rows(self.history, self.begin_ns, self.end_ns, pids)
 
 
 def interpreters() -> dict[str, str]:

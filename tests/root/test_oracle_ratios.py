@@ -16,11 +16,12 @@ from functools import lru_cache
 from pathlib import Path
 
 import pytest
+from tree_rows import Rows, sampled_rows
 
 from gpuprof.bpf.programs import StackPrograms
 from gpuprof.sampler.cpu_stacks import CpuStacks
 from gpuprof.snapshots.errors import GpuprofError
-from gpuprof.snapshots.frames import FrameKind, Hello, Query
+from gpuprof.snapshots.frames import FrameKind, Hello
 from gpuprof.snapshots.history import History
 
 pytestmark = [
@@ -38,38 +39,6 @@ SHARES = {"two": 2 / 41, "five": 5 / 41, "eleven": 11 / 41, "twenty_three": 23 /
 SIGMAS = 4.5  # of the binomial distribution: 7 in a million for each bound
 
 
-@dataclass(frozen=True)
-class Row:
-    """A node that has samples of its own: names, lines and kinds from the process down, and their number."""
-
-    path: tuple[str, ...]
-    lines: tuple[int, ...]
-    kinds: tuple[FrameKind, ...]
-    weight: float
-
-
-def rows_of(history: History, pid: int, start_ns: int, end_ns: int) -> list[Row]:
-    query = Query(
-        id=1, tree="cpu", start_ns=start_ns, end_ns=end_ns, pids=[pid], min_fraction=0.0, max_nodes=1 << 20
-    )
-    tree = history.query(query)
-    found: list[Row] = []
-    above: list[Row] = []
-    for node, parent in enumerate(tree.parent.tolist()):
-        if node == 0:
-            above.append(Row((), (), (), 0.0))
-            continue
-        outer = above[parent]
-        row = Row(
-            (*outer.path, tree.strings[int(tree.name[node])]), (*outer.lines, int(tree.line[node])),
-            (*outer.kinds, FrameKind(int(tree.kind[node]))), float(tree.self_weight[node]),
-        )  # fmt: skip
-        above.append(row)
-        if row.weight:
-            found.append(row)
-    return found
-
-
 def history_of(hz: int) -> History:
     return History(
         Hello(
@@ -84,7 +53,7 @@ def history_of(hz: int) -> History:
 class Captured:
     """Rows of a workload, and the samples that its CPU time stands for."""
 
-    rows: list[Row]
+    rows: Rows
     expected: float
 
 
@@ -130,7 +99,7 @@ def capture(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Capture]:
         finally:
             stacks.stop()
         return {
-            name: Captured(rows_of(history, process.pid, begin, end), expected[name])
+            name: Captured(sampled_rows(history, begin, end, [process.pid]), expected[name])
             for name, process in started.items()
         }
 

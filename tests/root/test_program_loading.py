@@ -30,16 +30,19 @@ pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="ne
 
 HZ = 499
 SMALL = TableSizes(row_blocks=1 << 17)
-# Half of the time in each branch; os.getppid() is a system call, so that some samples begin in the kernel.
+# 5 ms of CPU time in each branch, whatever either costs on a machine; os.getppid() is a system call, so that
+# some samples begin in the kernel.
 WORKLOAD = """
-import os
+import os, time
 def innermost(n): return sum(range(n))
 def calls_kernel(n):
     for _ in range(n): os.getppid()
-def left(): innermost(2000)
-def right(): calls_kernel(400)
+def left(end):
+    while time.thread_time() < end: innermost(2000)
+def right(end):
+    while time.thread_time() < end: calls_kernel(400)
 def turn():
-    left(); right()
+    left(time.thread_time() + 0.005); right(time.thread_time() + 0.005)
 while True: turn()
 """
 FUNCTIONS = {"turn", "left", "right", "innermost", "calls_kernel"}
@@ -73,7 +76,7 @@ def workload() -> Iterator[int]:
 def sampled_paths(
     loaded: LoadedPrograms, pid: int, wanted: int = 200
 ) -> tuple[set[tuple[str, ...]], float, float]:
-    """(paths of Python functions with 3 % of the samples each, share of samples that are complete and
+    """(paths of Python functions with a quarter of the samples each, share of samples that are complete and
     below turn(), samples).
     """
     history = History(
@@ -112,7 +115,7 @@ def sampled_paths(
         name = tree.strings[int(tree.name[node])]
         above = names[parent] if node else ()
         names.append((*above, name) if name in FUNCTIONS else above)
-        if tree.total_weight[node] > 0.03 * total and len(names[node]) >= 3:
+        if tree.total_weight[node] > total / 4 and len(names[node]) >= 3:
             found.add(names[node][-3:])
     turns = [node for node, path in enumerate(names) if path[-1:] == ("turn",) and tree.parent[node] != node]
     below = float(tree.total_weight[turns[0]]) if turns else 0.0

@@ -120,6 +120,19 @@ def test_what_was_sampled_while_the_command_ran_is_in_the_file(service: Service,
     assert opened.history.query(Query(1, "cpu", 0, 1 << 60)).total_weight[0] == 5000
 
 
+@pytest.mark.parametrize("name", ["SEGV", "KILL", "TERM"])
+def test_a_command_that_a_signal_ended_is_said_as_a_shell_says_it(
+    service: Service, tmp_path: Path, name: str
+) -> None:
+    file = str(tmp_path / "a.gpuprof")
+    process = record("--socket", service.path, "-o", file, "--", "sh", "-c", f"sleep 0.3; kill -{name} $$")
+    wait_until_it_records(process)
+    service.add(100, time.monotonic_ns(), 0.01)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 128 + signal.Signals[f"SIG{name}"]
+    assert ("the command was ended by SIG" + name in err) == (name != "TERM")
+
+
 def test_ctrl_c_ends_it_with_what_was_recorded(service: Service, tmp_path: Path) -> None:
     path = tmp_path / "a.gpuprof"
     process = record("--socket", service.path, "-o", str(path))
@@ -139,6 +152,21 @@ def test_time_ends_the_command_too(service: Service, tmp_path: Path) -> None:
     _, err = process.communicate(timeout=20)
     assert process.returncode == 0, err
     assert read_snapshot(tmp_path / "a").damage is None
+
+
+@pytest.mark.parametrize("rows", [True, False])
+def test_a_quiet_recording_is_as_long_as_was_asked_for(service: Service, tmp_path: Path, rows: bool) -> None:
+    """To the nanosecond, with a sample at its beginning, or with nothing at all."""
+    path = tmp_path / "a"
+    process = record("--socket", service.path, "-o", str(path), "--for", "1.3s")
+    wait_until_it_records(process)
+    if rows:
+        service.add(10, time.monotonic_ns(), 0.1)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 0, err
+    history = read_snapshot(path).history
+    assert history.span[1] - history.span[0] == 1_300_000_000
+    assert f"wrote {path}: 1.3 s, {10 * rows} CPU samples" in err
 
 
 def test_under_sudo_file_and_command_are_the_callers(service: Service, tmp_path: Path) -> None:
@@ -223,7 +251,9 @@ def test_a_full_disk_is_said_and_what_came_before_is_readable(service: Service, 
     assert process.returncode == 3, err
     assert "No space left" in err or "full" in err
     assert "Traceback" not in err
-    kept = read_snapshot(path).history.query(Query(1, "cpu", 0, 1 << 60)).total_weight[0]
+    history = read_snapshot(path).history
+    assert f"wrote {path}: {(history.span[1] - history.span[0]) / 1e9:.1f} s" in err
+    kept = history.query(Query(1, "cpu", 0, 1 << 60)).total_weight[0]
     assert kept > 0
     assert kept % 20_000 == 0 or kept > 20_000
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from gpuprof.bpf.programs import StackPrograms
+from gpuprof.sampler import wait_budget
 from gpuprof.sampler.cpu_stacks import CpuStacks
 from gpuprof.sampler.offcpu import OffCpu, Picks
 from gpuprof.snapshots.errors import GpuprofError
@@ -145,7 +146,7 @@ def run(sampler: Sampler, processes: dict[str, subprocess.Popen[bytes]]) -> dict
     for name, process in processes.items():
         assert process.stdout is not None
         truths[name] = Truth(*map(float, process.stdout.readline().split()), pid=process.pid)
-    time.sleep(0.6)  # two ticks of the stack reader
+    assert sampler.stacks.settle(10.0)
     for truth in truths.values():
         truth.rows = sampler.rows(truth.pid, truth.begin, truth.end)
     return truths
@@ -174,6 +175,8 @@ def capture(tmp_path_factory: pytest.TempPathFactory) -> Capture:
     busy = {"starve": [program, "starve", SECONDS]}
     many = {"short": [program, "short", SECONDS, "200"], "very-short": [program, "short", SECONDS, "20"]}
     processes: dict[str, subprocess.Popen[bytes]] = {}
+    share = wait_budget.TARGET_SHARE
+    wait_budget.TARGET_SHARE = 1.0  # here the threshold stays; how it moves has tests of its own
     unpicked = subprocess.Popen([sys.executable, "-c", "import time\nwhile True: time.sleep(0.01)"])
     try:
         for name, command in (calm | busy | many).items():
@@ -191,6 +194,7 @@ def capture(tmp_path_factory: pytest.TempPathFactory) -> Capture:
             process.kill()
             process.wait()
         sampler.stop()
+        wait_budget.TARGET_SHARE = share
     return Capture(truths, len(others), status, counters)
 
 
@@ -288,6 +292,51 @@ def test_a_child_is_followed_from_its_fork_on(capture: Capture) -> None:
     child = [row for row in truth.rows if row.thread == "pt_data_worker" and "slow_writer" in row.host]
     wall = truth.end - truth.begin
     assert sum(row.ns for row in child) / NS > 0.8 * wall
+
+
+def test_a_storm_is_thinned_and_a_quiet_process_is_not() -> None:
+    """With a budget that holds on any machine: as many waits as are taken whatever they cost."""
+    sleeper = (
+        "import sys, time\nlength, count = float(sys.argv[1]), int(sys.argv[2])\nprint('ready', flush=True)\n"
+        "sys.stdin.readline()\nbegin, cpu = time.monotonic(), time.thread_time()\n"
+        "for _ in range(count): time.sleep(length)\n"
+        "print(begin, time.monotonic(), time.thread_time() - cpu, 0, 0, 0, flush=True)"
+    )
+    share = wait_budget.TARGET_SHARE
+    try:
+        sampler = Sampler()
+    except GpuprofError as error:
+        pytest.skip(f"no eBPF here: {error}")
+    wait_budget.TARGET_SHARE = 1e-9
+    processes = {
+        name: start([sys.executable, "-c", sleeper, length, count])
+        for name, length, count in (("quiet", "0.05", "100"), ("storm", "0.0005", "6000"))
+    }
+    try:
+        source = sampler.follow(
+            Picks(pids=tuple(process.pid for process in processes.values()), threshold_ns=100_000)
+        )
+        if source.status().state == "failed":
+            pytest.skip(source.status().reason)
+        truths = run(sampler, processes)
+        source.look()
+        status = source.status()
+    finally:
+        wait_budget.TARGET_SHARE = share
+        for process in processes.values():
+            process.kill()
+            process.wait()
+        sampler.stop()
+    assert status.state == "degraded"
+    assert f"so many of process {truths['storm'].pid} that its waits under" in status.reason
+    quiet, storm = truths["quiet"].rows, truths["storm"].rows
+    assert {row.weight for row in quiet} == {1.0}
+    assert len([row for row in quiet if row.kind == WaitKind.BLOCKED and "sleep" in row.leaf]) >= 100
+    assert len(storm) < 2 * 6000 * 0.6
+    truth = truths["storm"]
+    found, expected = sum(row.ns for row in storm) / NS, truth.end - truth.begin - truth.cpu
+    deviation = sum((row.ns / row.weight) ** 2 * (row.weight - 1) * row.weight for row in storm) ** 0.5 / NS
+    assert abs(found - expected) < 4.5 * deviation + 0.03 * expected, (found, expected, deviation)
 
 
 def test_record_follows_the_command_that_it_starts(tmp_path: Path) -> None:

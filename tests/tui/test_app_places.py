@@ -11,12 +11,16 @@ import pytest
 from pilot_screen import screen_of, shows, text_of, until
 from textual.pilot import Pilot
 
+from gpuprof.snapshots.file import read_snapshot
 from gpuprof.snapshots.frames import Query, SourceStatus
+from gpuprof.snapshots.report import text_report
 from gpuprof.tui.app import GpuprofApp
 from gpuprof.tui.palette import DARK
 from gpuprof.tui.recordings import bundled_recording, open_file
+from gpuprof.tui.screens.help import HELP, HelpScreen
 from gpuprof.tui.screens.main import LEAST_COLUMNS, LEAST_ROWS
 from gpuprof.tui.screens.notes import NotesScreen
+from gpuprof.tui.screens.page import PageText
 from gpuprof.tui.transports import HistoryTransport, SocketTransport
 from gpuprof.tui.widgets import header, summary
 
@@ -47,12 +51,21 @@ def words(text: str) -> str:
 async def test_the_main_answer_is_whole_and_leaves_the_tree_its_rows(
     demo: GpuprofApp, size: tuple[int, int]
 ) -> None:
+    """Of the range 13..66 s, which it takes three lines of 80 columns to tell of; as the report tells it."""
     async with demo.run_test(notifications=True, size=size) as pilot:
         await idle_tree(pilot, demo)
+        assert demo.session.file_span is not None
+        first, last = demo.session.file_span
+        demo.session.feed.pin(first + 13 * SECOND, last)
+        await shows(pilot, "GPU 0 idle 7.9 of 53.0 s")
+        await pilot.pause(0.2)
         tree = demo.session.tree
         assert tree is not None
-        assert len(tree.summary) > 100  # more than a line of 80 columns
+        assert len(tree.summary) > 200
         assert words(tree.summary) in words(text_of(demo))
+        history = read_snapshot(str(bundled_recording())).history
+        asked = Query(0, "idle", history.span[0] + 13 * SECOND, history.span[1])
+        assert words(f"summary {tree.summary}") in words(text_report(history, asked, columns=100))
         screen = screen_of(demo)
         assert screen.flame.size.height >= 6
         assert screen.charts.size.height >= 8
@@ -170,3 +183,34 @@ async def test_a_window_too_small_says_so_in_its_middle(demo: GpuprofApp, size: 
         await pilot.press("slash", "x", "escape", "v", "3", "m", "escape", "question_mark", "escape")
         await pilot.resize_terminal(80, 24)
         await shows(pilot, "[1 CPU]")
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 81, 120, 200])
+async def test_the_help_is_whole_whatever_the_width(demo: GpuprofApp, columns: int) -> None:
+    """Every word of it, with a blank between a key and what it does; the scroll bar covers none."""
+    async with demo.run_test(size=(columns, 24)) as pilot:
+        await pilot.press("question_mark")
+        await until(pilot, lambda: isinstance(demo.screen, HelpScreen))
+        await pilot.pause(0.1)
+        page = demo.screen.query_one(PageText)
+        plain = words if columns >= 60 else lambda text: "".join(text.split())  # the longest word is broken
+        shown = plain(" ".join(line.text for line in page._lines))
+        assert all(line.cells <= page.scrollable_content_region.width for line in page._lines)
+        for title, entries in HELP:
+            assert plain(title) in shown
+            for key, meaning in entries:
+                assert plain(f"{key} {meaning}") in shown
+
+
+@pytest.mark.parametrize("key", ["1", "3", "t", "i", "x", "slash", "f"])
+async def test_a_key_about_the_tree_brings_it_back_from_behind_the_processes(
+    demo: GpuprofApp, key: str
+) -> None:
+    async with demo.run_test(size=(120, 40)) as pilot:
+        await shows(pilot, "main (train_slow_loader.py")
+        await pilot.press("p", "p")
+        await until(pilot, lambda: not screen_of(demo).flame.region.area)
+        await pilot.press(key)
+        await until(pilot, lambda: bool(screen_of(demo).flame_view.region.area))
+        assert not screen_of(demo).table.has_focus
+        await shows(pilot, "[3 GPU idle]")

@@ -59,20 +59,22 @@ async def press_a(app: GpuprofApp, pilot: Pilot[Any], row: ProcessRow) -> None:
     await pilot.pause()
 
 
+async def press_a_until_it_asks(app: GpuprofApp, pilot: Pilot[Any], sock: socket.socket) -> None:
+    await press_a(app, pilot, ROW)
+    await look(sock, message="")
+    await until(pilot, lambda: isinstance(app.screen, ConfirmScreen))
+
+
 async def test_it_asks_then_attaches(
     node_socket: tuple[Any, str], parent: tuple[socket.socket, ControlClient]
 ) -> None:
     app = GpuprofApp(SocketTransport(path=node_socket[1]), control=parent[1])
     async with app.run_test(notifications=True, size=(160, 40)) as pilot:
-        await press_a(app, pilot, ROW)
-        await look(parent[0], message="")
-        await until(pilot, lambda: isinstance(app.screen, ConfirmScreen))
+        await press_a_until_it_asks(app, pilot, parent[0])
         await pilot.press("n")
         await pilot.pause()
         assert control.receive(parent[0]) is None
-        await press_a(app, pilot, ROW)
-        await look(parent[0], message="")
-        await until(pilot, lambda: isinstance(app.screen, ConfirmScreen))
+        await press_a_until_it_asks(app, pilot, parent[0])
         await pilot.press("y")
         packet = await asked(parent[0])
         assert (packet.op, packet.fields) == ("attach", {"pid": "4711"})
@@ -86,9 +88,7 @@ async def test_a_refusal_is_told_and_stays_in_the_table(
 ) -> None:
     app = GpuprofApp(SocketTransport(path=node_socket[1]), control=parent[1])
     async with app.run_test(notifications=True, size=(160, 40)) as pilot:
-        await press_a(app, pilot, ROW)
-        await look(parent[0], message="")
-        await until(pilot, lambda: isinstance(app.screen, ConfirmScreen))
+        await press_a_until_it_asks(app, pilot, parent[0])
         await pilot.press("enter")
         await asked(parent[0])
         control.send(parent[0], "refused", request="attach", message="gdb debugs it", hint="let it go")

@@ -89,6 +89,16 @@ def test_help_names_every_command_and_nothing_that_is_not_there(capsys: pytest.C
         assert absent not in out
 
 
+@pytest.mark.parametrize(
+    ("words", "command"), [("report x --gpu 0", "gpuprof-tui report"), ("demo x", "gpuprof-tui demo")]
+)
+def test_what_a_command_does_not_take(words: str, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        arguments.parse(words.split())
+    assert caught.value.code == EXIT_USAGE
+    assert f"{command} does not take" in capsys.readouterr().err
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         arguments.parse(["--version"])
@@ -274,6 +284,7 @@ def test_an_option_that_is_refused_says_why(snapshot: str, argv: list[str], word
     ("argv", "words"),
     [
         (["--host", "a", "record", "-o", "f"], "ssh NODE gpuprof-tui record"),
+        (["--host", "a", "--host", "b"], "a screen shows one node"),
         (["--hz", "5", "report", "f"], "--hz is for a sampler"),
         (["--no-service", "demo"], "--no-service is for a sampler"),
         (["--offcpu-all", "open", "f"], "--offcpu-all is for a sampler"),

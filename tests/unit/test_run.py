@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpuprof.snapshots.errors import EXIT_UNAVAILABLE, EXIT_USAGE, GpuprofError
+from gpuprof.snapshots.process_name import is_running
 from gpuprof.tui import arguments, run
 
 
@@ -18,6 +19,7 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / run.LIBRARY
     path.touch()
     monkeypatch.setattr(run, "_built_library", lambda: path)
+    monkeypatch.setattr(run, "is_running", lambda name: False)
     return path
 
 
@@ -27,6 +29,18 @@ def test_the_driver_is_told_of_the_library(library: Path) -> None:
         **given, "CUDA_INJECTION64_PATH": str(library), "NVTX_INJECTION64_PATH": str(library)
     }  # fmt: skip
     assert given == {"PATH": "/bin", "X": "1"}
+
+
+def test_the_library_is_told_of_a_sampler_that_runs(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run.EXPECT not in run.environment({run.EXPECT: "1"})  # of an outer run, whose sampler has gone
+    monkeypatch.setattr(run, "is_running", lambda name: name == "gpuprof-sampler")
+    assert run.environment({})["GPUPROF_EXPECT_LISTENER"] == "1"
+
+
+def test_a_process_is_found_by_its_name() -> None:
+    with Path("/proc/self/comm").open() as comm:
+        assert is_running(comm.read().strip())
+    assert not is_running("nobody-has-this")
 
 
 def test_nested_runs_are_fine_and_other_tools_are_not(library: Path, tmp_path: Path) -> None:

@@ -46,6 +46,17 @@ def test_a_whole_one_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert read_snapshot(path).damage is None
 
 
+def test_what_is_saved_of_a_recording_is_as_long_as_the_recording(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = 10**12, 10**12 + 3 * SECOND - 10_000_000 + 1
+    for recorded, span in ((None, rows), ((rows[0] - 7, rows[1] + 9), (rows[0] - 7, rows[1] + 9))):
+        fd, path = saving.create_here("a.gpuprof")
+        asyncio.run(saving.save_frames(frames(3), fd, path, recorded=recorded))
+        assert read_snapshot(path).history.span == span
+
+
 @pytest.mark.parametrize("room", [0, 10, 100, 9000])
 def test_a_full_disk_leaves_nothing_and_the_message_names_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int

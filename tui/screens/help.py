@@ -20,8 +20,11 @@ HELP: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
             ("4", "off-CPU: what threads waited for, in which code, and who ended the wait"),
             ("x", "show internal frames, and hide them"),
             ("/", "search the tree; n and N go to the next and the previous match"),
-            ("r", "in the tree of GPU time: chart how often a second the kernel, function or range of this"),
-            ("", "row is done (launches of a function, from where it launched); r again takes it away"),
+            (
+                "r",
+                "in the tree of GPU time: chart how often a second the kernel, function or range of this row "
+                "is done (launches of a function, from where it launched); r again takes it away",
+            ),
             ("b", "tree of GPU time by the NVTX ranges that the launches were in, and back"),
             ("t", "tree by thread, and back"),
             ("space", "pause the live tree, and go on (charts go on by themselves)"),
@@ -29,9 +32,12 @@ HELP: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
             ("i", "icicle: the same tree as boxes, and back"),
             ("[ and ]", "less and more room for the charts"),
             ("Ctrl-L, Ctrl-Z", "draw the screen again; suspend (fg goes on)"),
-            ("w", "save a snapshot of the pinned range, or of the whole history, as"),
-            ("", "gpuprof-HOST-DATE-TIME.gpuprof in the folder that gpuprof-tui was started in; it asks"),
-            ("", "nothing, replaces nothing, and says the whole path"),
+            (
+                "w",
+                "save a snapshot of the pinned range, or of the whole history, as "
+                "gpuprof-HOST-DATE-TIME.gpuprof in the folder that gpuprof-tui was started in; it asks "
+                "nothing, replaces nothing, and says the whole path",
+            ),
             ("m", "the whole summary, and all that does not work and what to do about it"),
             ("D", "open the bundled recording of a GPU run; D again goes back"),
         ),
@@ -52,7 +58,7 @@ HELP: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
         "Tree",
         (
             ("arrows, h j k l", "move; left closes or goes to the caller, right opens or goes to the callee"),
-            ("PgUp PgDn Home End g G", "move far"),
+            ("PgUp PgDn, Home End", "move far; g and G are Home and End"),
             ("Enter, double click", "zoom into a subtree; Esc zooms out"),
             ("e, c", "open all, close all"),
         ),
@@ -76,47 +82,53 @@ HELP: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
             ("% at the right edge", "self: samples in that very line, not in what it calls"),
             (
                 "samples",
-                "each core is looked at 99 times a second (or as the header says): one sample is about 10 ms",
+                "each core is looked at 99 times a second (or as the header says): one sample is about 10 ms "
+                "of one core running this code. Idle cores give none; a thread that waits gives none.",
             ),
-            ("", "of one core running this code. Idle cores give none; a thread that waits gives none."),
             (
                 "colour",
                 "the binary that the code is in, the same in every run; Python and kernel have their own",
             ),
-            ("GPU time", "sum of the times of kernels and copies that the code launched; work that runs"),
-            ("", "at the same time counts as often, so it can exceed the length of the range"),
+            (
+                "GPU time",
+                "sum of the times of kernels and copies that the code launched; work that runs at the same "
+                "time counts as often, so it can exceed the length of the range",
+            ),
             (
                 "busy, idle",
-                "of a device: when any work ran; idle is said only while all of its processes are",
+                "of a device: when any work ran; idle is said only while all of its processes are recorded "
+                "(REC ●), else it is not observed",
             ),
-            ("", "recorded (REC ●), else it is not observed"),
             (
                 "kernels /s, work rate",
-                "how often it was done: kernels and NVTX ranges that ended, launches made under",
+                "how often it was done: kernels and NVTX ranges that ended, launches made under a function. "
+                "How often a function that launches nothing was called, samples cannot tell",
             ),
-            ("", "a function. How often a function that launches nothing was called, samples cannot tell"),
             ("~ before a %", "estimated from a sample; the line below the tree has the standard error (±)"),
-            ("[stack not taken]", "work of kernels none of whose launches got a stack within the overhead"),
-            ("", "budget; that of other kernels is shared out among the launches that got one (~)"),
-            ("GPU idle", "idle time of observed devices, shared equally by the threads that launch on"),
-            ("", "each; where one only waits for another of them it counts as that one. Waits are"),
-            ("", "exact; the rest is divided among their CPU samples (~)"),
+            (
+                "[stack not taken]",
+                "work of kernels none of whose launches got a stack within the overhead budget; that of "
+                "other kernels is shared out among the launches that got one (~)",
+            ),
+            (
+                "GPU idle",
+                "idle time of observed devices, shared equally by the threads that launch on each; where one "
+                "only waits for another of them it counts as that one. Waits are exact; the rest is divided "
+                "among their CPU samples (~)",
+            ),
             ("meanwhile x", "what the thread that ended the wait was doing during the wait"),
             ("off-CPU", "time in which threads waited or were not scheduled, of all threads together"),
             (
                 "internal frames",
-                "CPython's own functions around Python frames, how libc starts a program or thread, and",
+                "CPython's own functions around Python frames, how libc starts a program or thread, and the "
+                "kernel's way into a wait; hidden, their time is that of their caller",
             ),
-            ("", "the kernel's way into a wait; hidden, their time is that of their caller"),
             (
                 "(caller guessed)",
-                "this code has no unwind tables (made at run time, hand-written): what looked",
+                "this code has no unwind tables (made at run time, hand-written): what looked like a return "
+                "address on the stack was taken for its caller, so that the rows above it may be wrong; "
+                "those below are not",
             ),
-            (
-                "",
-                "like a return address on the stack was taken for its caller, so that the rows above it may",
-            ),
-            ("", "be wrong; those below are not"),
             ("other (n)", "n callees too small to show, summed, so that totals always add up"),
             ("[truncated: …]", "the stack could not be read to its root, and why"),
             ("stacks cut short", "how many samples of this tree those are"),

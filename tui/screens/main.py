@@ -329,9 +329,7 @@ class MainScreen(Screen[None]):
 
     def on_process_table_chosen(self, event: ProcessTable.Chosen) -> None:
         self._set_filter(Filter(f"pid {event.pid}", pids=(event.pid,)))
-        if self._table == "alone":
-            self._table = "none"
-            self._arrange(self._header_height)
+        self._bring_tree()
         self._focus_tree()
 
     def on_process_table_attach_wanted(self, event: ProcessTable.AttachWanted) -> None:
@@ -365,7 +363,15 @@ class MainScreen(Screen[None]):
 
     # ---------------------------------------- actions
 
+    def _bring_tree(self) -> None:
+        """A key about the tree shows it where the process table has its place."""
+        if self._table == "alone":
+            self._table = "none"
+            self._arrange(self._header_height)
+            self._focus_tree()
+
     def action_ask(self, mode: str) -> None:
+        self._bring_tree()
         self.prompt.ask(mode, self.session.feed.filter.text if mode == FILTER else self.flame.needle)
 
     def action_select(self) -> None:
@@ -388,6 +394,7 @@ class MainScreen(Screen[None]):
         self._asked_anew()
 
     def action_by_thread(self) -> None:
+        self._bring_tree()
         self.session.feed.set(by_thread=not self.session.feed.by_thread)
         self._asked_anew()
 
@@ -396,6 +403,7 @@ class MainScreen(Screen[None]):
         if self.session.feed.tree != "gpu":
             self.gpuprof.tell("NVTX ranges are in the tree of GPU time.", "Key 2 shows it.")
             return
+        self._bring_tree()
         self.session.feed.set(by_range=not self.session.feed.by_range)
         self._asked_anew()
 
@@ -439,6 +447,7 @@ class MainScreen(Screen[None]):
     def action_icicle(self) -> None:
         """Tree or icicle; a message needs the tree's widget."""
         self._icicle = not self._icicle
+        self._bring_tree()
         self._show_tree_or_icicle()
         self._focus_tree()
 
@@ -462,6 +471,7 @@ class MainScreen(Screen[None]):
 
     def action_tree_tab(self, tree: str) -> None:
         """Another tree of the same range; where it cannot be had, the place of the tree says why."""
+        self._bring_tree()
         self.session.show_tree(tree)
         self.flame.show_kind(tree)
         self._update_tree()
@@ -469,6 +479,7 @@ class MainScreen(Screen[None]):
 
     def action_internals(self) -> None:
         """Show or hide internal frames."""
+        self._bring_tree()
         self.session.show_internals(not self.session.internals)
         self._update_tree()
         self._update_lines()

@@ -41,17 +41,22 @@ class PageText(ScrollView, can_focus=True):
     def on_resize(self) -> None:
         self._build()
 
+    @property
+    def _cells(self) -> int:
+        """The width of a line: less the scroll bar's place, which is always kept."""
+        return self.scrollable_content_region.width
+
     def _build(self) -> None:
-        width = max(20, self.size.width)
+        width = max(20, self._cells)
         left = self._key_cells if width >= ROOMY else self._key_cells * 2 // 3
         palette = palette_for(self)
         self._lines = [line for section in self._sections for line in _drawn(section, palette, width, left)]
-        self.virtual_size = Size(self.size.width, len(self._lines))
+        self.virtual_size = Size(self._cells, len(self._lines))
 
     def render_line(self, y: int) -> Strip:
         row = y + round(self.scroll_y)
         line = self._lines[row] if row < len(self._lines) else Line()
-        return line.strip(self.size.width, self.rich_style)
+        return line.strip(self._cells, self.rich_style)
 
 
 class Page(ModalScreen[None]):
@@ -73,7 +78,11 @@ def _drawn(section: Section, palette: Palette, width: int, left: int) -> list[Li
     title, entries = section
     lines = [Line().add(title, ink(palette.accent, bold=True))]
     for key, meaning in entries:
-        for place, text in enumerate(wrap(" ".join(meaning.split()), width - left)):
-            head = Line().add("  " + ("" if place else key), ink(palette.lines[0])).pad_to(left)
-            lines.append(head.add(text, ink(palette.text)))
+        head = Line().add(f"  {key}", ink(palette.lines[0]))
+        if head.cells >= left:  # a long key in a narrow column has a line of its own
+            lines.append(head)
+            head = Line()
+        for text in wrap(" ".join(meaning.split()), width - left):
+            lines.append(head.pad_to(left).add(text, ink(palette.text)))
+            head = Line()
     return [*lines, Line()]

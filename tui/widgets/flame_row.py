@@ -9,7 +9,7 @@ from rich.style import Style
 
 from gpuprof.snapshots.frames import FrameKind
 from gpuprof.snapshots.moved_text import moved_text
-from gpuprof.snapshots.names import MAX_FULL_NAME, clean, fit
+from gpuprof.snapshots.names import MAX_FULL_NAME, clean, fit, short_path
 from gpuprof.tui.palette import Palette, binary_color, frame_color
 from gpuprof.tui.timescale import duration_text
 from gpuprof.tui.widgets.flame_rows import FlameRows
@@ -63,7 +63,7 @@ def place_of(rows: FlameRows, node: int) -> str:
     path = tree.strings[tree.file[node]] if tree.file[node] and kind not in _KERNELS else ""
     if path:
         line = int(tree.line[node])
-        return clean(path.rsplit("/", 1)[-1], 60) + (f":{line}" if line else "")
+        return clean(short_path(path), 60) + (f":{line}" if line else "")
     if kind in (FrameKind.NATIVE, FrameKind.JIT) and tree.binary[node]:
         return clean(tree.strings[tree.binary[node]], 60)
     return ""

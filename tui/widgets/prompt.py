@@ -79,7 +79,7 @@ class Prompt(Input):
         strip = super().render_line(y)
         if not self.error or y:
             return strip
-        width = strip.cell_length
+        width = min(strip.cell_length, self.content_size.width)  # it has a cell for the cursor behind it
         said = Line().add(" " + fit(self.error, max(width - 12, 4)), ink(palette_for(self).error, bold=True))
         left = max(width - said.cells, 0)
         return Strip.join([strip.crop(0, left), said.strip(width - left, self.rich_style)])

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.cells import cell_len
 from rich.segment import Segment
 
 from gpuprof.snapshots.frames import GpuFacts
@@ -135,7 +136,10 @@ class StackPainter:
             return (lines + [blank] * foot)[:height]
         if foot == 2 or (foot and not selecting_something):
             window = duration_text(view.window_ns)
-            state = f"● live · {window}" if view.live else f"‖ stopped · {window}"
+            sign, word = "●‖"[not view.live], "live" if view.live else "stopped"
+            state = f"{sign} {word} · {window}"
+            if cell_len(state) >= surface.legend:  # the length of what is shown says more than the word
+                state = f"{sign} {window}"
             lines.append(axis_row(surface, self.wall_offset_ns, self._gpu_text(), state, follows=view.live))
         if foot == 2 or (foot and selecting_something):
             lines.append(

@@ -13,7 +13,7 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
-from gpuprof.snapshots.names import fit, visible
+from gpuprof.snapshots.names import bound, fit, unbound, visible
 from gpuprof.tui.palette import Palette, choose, tinted
 
 Paragraph = tuple[str, Style]
@@ -111,6 +111,10 @@ def percent(fraction: float, width: int = 7) -> str:
 
 def wrap(text: str, cells: int) -> list[str]:
     """`text` in lines of at most `cells` cells, broken between words where that is possible."""
+    return [unbound(line) for line in _wrapped(bound(text), cells)]
+
+
+def _wrapped(text: str, cells: int) -> list[str]:
     lines: list[str] = []
     current = ""
     for whole in text.split(" "):

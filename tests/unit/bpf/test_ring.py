@@ -11,7 +11,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from gpuprof.bpf.records import HEADER, batch_of
+from gpuprof.bpf import records
+from gpuprof.bpf.records import FAMILY_LAUNCH, HEADER, batch_of, launch_batches
 from gpuprof.bpf.ring import RingReader
 
 SIZE = 8192
@@ -113,6 +114,47 @@ def header(n_kernel: int = 0, n_user: int = 0, n_python: int = 0, **fields: obje
     for name, value in fields.items():
         row[name] = value
     return row.tobytes()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_launches_come_in_parts_as_they_were_sent(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long runs of launches with a hash alone, some with frames between them, and some that were given up."""
+    random = np.random.default_rng(seed)
+    monkeypatch.setattr(records, "_PART_WORDS", int(random.integers(1, 300)))
+    ring = FakeRing(1 << 16, position=8 * int(random.integers(0, 1 << 14)))
+    reader = RingReader(ring.fd, 1 << 16)
+    sent, found = [], []
+    for number in range(500):
+        user = int(random.integers(1, 4)) if random.random() < 0.02 else 0
+        fields = {"pid": 7 + number % 2, "tid": number, "family": FAMILY_LAUNCH, "comm": b"python%d" % number}
+        fields |= {"time_ns": 10**9 + number, "start_ns": 55, "extra": number << 32 | 5, "stop": number % 3}
+        words = [*range(user), 1000 + number, 1 + number % 5]
+        payload = header(0, user, **fields) + struct.pack(f"<{len(words)}Q", *words)
+        if random.random() < 0.02:
+            ring.put(payload, DISCARDED)
+            continue
+        ring.put(payload)
+        sent.append((*fields.values(), user, words))
+        if number % 200 == 199:
+            found += launches_of(reader)
+    found += launches_of(reader)
+    assert found == sent
+    assert ring.consumed == ring.position
+    reader.close()
+    os.close(ring.fd)
+
+
+def launches_of(reader: RingReader) -> list[tuple[object, ...]]:
+    """All that is in the ring, by as many calls as it takes."""
+    found: list[tuple[object, ...]] = []
+    for _ in range(200):
+        for batch in launch_batches(reader):
+            names = ("pid", "tid", "family", "comm", "time_ns", "start_ns", "extra", "stop", "n_user")
+            columns = [getattr(batch, name).tolist() for name in names]
+            ends = (batch.first + batch.n_user + 2).tolist()
+            words = [batch.words[low:high].tolist() for low, high in zip(batch.first, ends, strict=True)]
+            found += zip(*columns, words, strict=True)
+    return found
 
 
 def test_columns_of_a_batch(ring: FakeRing) -> None:

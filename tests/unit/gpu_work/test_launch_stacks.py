@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -183,6 +184,25 @@ def test_a_queue_that_nobody_reads(history: History) -> None:
     assert sum(map(len, taken)) <= MAX_WAITING
     assert queue.lost == (MAX_WAITING // 1000 + 5) * 1000 - sum(map(len, taken))
     assert queue.take() == []
+
+
+def test_whoever_waits_is_woken_once_all_are_there(history: History) -> None:
+    queue, fakes, taken = LaunchQueue(), Fakes(), list[int]()
+    launches = fakes.consume(history, record(11, 0, words=(1,)), record(11, 1))
+
+    def wait() -> None:
+        queue.wait(10)
+        taken.append(sum(map(len, queue.take())))
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    queue.announce()  # of nothing
+    for _ in range(3):
+        queue.put(launches)
+    queue.announce()
+    thread.join(10)
+    assert taken == [6]
+    assert not queue._some.is_set()
 
 
 @pytest.mark.parametrize(

@@ -145,6 +145,21 @@ def test_the_first_kernel_of_a_graph_stands_for_its_launch() -> None:
     assert launches.again(columns((8, 950, False))).tolist() == [0]
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_kernels_of_graphs_in_random_batches(seed: int) -> None:
+    """Against a set: some kernels come late, after those of newer launches."""
+    random, launches, seen = np.random.default_rng(seed), GraphLaunches(), set[tuple[int, int]]()
+    for batch in range(12):
+        launch = random.integers(max(40 * batch - 30, 0), 40 * batch + 40, 60).astype(np.uint64) * 1000
+        correlation, graph = (launch // 1000 % 17).astype(np.uint32), random.random(60) < 0.7
+        wanted = []
+        for key in zip(correlation.tolist(), launch.tolist(), graph.tolist(), strict=True):
+            wanted.append(int(key[2] and key[:2] in seen))
+            seen |= {key[:2]} if key[2] else set()
+        columns = {"correlation": correlation, "launch_ns": launch, "graph": graph}
+        assert launches.again(columns).tolist() == wanted
+
+
 def test_from_the_ring_to_work_rates(session: GpuSession, writer: Any, history: History, gpu: str) -> None:
     join = WorkJoin(history)
     writer.clock()

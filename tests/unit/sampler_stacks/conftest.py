@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+# Tests are not imported from a package: what they share (noted_tables.py) is found by its folder.
+sys.path.append(str(Path(__file__).parent))
 _PYENV = Path.home() / ".pyenv" / "versions"
 _VERSIONS = ("3.9", "3.10", "3.11", "3.12", "3.13", "3.14", "3.15")
 

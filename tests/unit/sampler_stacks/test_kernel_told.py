@@ -7,9 +7,9 @@ from __future__ import annotations
 import os
 import struct
 import time
-from collections.abc import Sequence
 
 import pytest
+from noted_tables import NotedTables
 
 from gpuprof.bpf.messages import (
     DEVICE_VDSO,
@@ -27,7 +27,6 @@ from gpuprof.sampler.kernel_told import FileNames, with_mapping
 from gpuprof.sampler.maps import Mapping, parse_maps, read_maps
 from gpuprof.sampler.process_follower import ProcessFollower
 from gpuprof.sampler.processes import describe
-from gpuprof.sampler.python_runtime import PythonLayout
 from gpuprof.sampler.symbol_store import SymbolStore
 from gpuprof.sampler.unwind_tables import executable_pages
 
@@ -37,25 +36,9 @@ LIBC = ("fd:01", 77, 5)
 OTHER = ("fd:01", 78, 6)
 
 
-class Notes:
-    """In place of UnwindTables."""
-
-    def publish(self, pid: int, mappings: Sequence[Mapping], python: PythonLayout | None) -> None:
-        pass
-
-    def fork(self, child: int) -> bool:
-        return True
-
-    def forget(self, pid: int) -> None:
-        pass
-
-    def housekeeping(self) -> None:
-        pass
-
-
 @pytest.fixture
 def follower() -> ProcessFollower:
-    return ProcessFollower(Notes(), FrameIds(), SymbolStore())  # type: ignore[arg-type]
+    return ProcessFollower(NotedTables(), FrameIds(), SymbolStore())  # type: ignore[arg-type]
 
 
 def who(name: bytes = b"short", own_pid: int = 7) -> WhoMessage:

@@ -6,50 +6,27 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import pytest
+from noted_tables import NotedTables
 
 from gpuprof.bpf.records import ControlMessage, MessageReason
 from gpuprof.sampler.frame_ids import FrameIds
-from gpuprof.sampler.maps import Mapping
 from gpuprof.sampler.process_follower import PURGE_AFTER_EXIT_NS, ProcessFollower
 from gpuprof.sampler.processes import describe
-from gpuprof.sampler.python_runtime import PythonLayout
 from gpuprof.sampler.symbol_store import SymbolStore
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="reads other processes")
 
 
-class Notes:
-    """In place of UnwindTables."""
-
-    def __init__(self) -> None:
-        self.published: dict[int, tuple[Sequence[Mapping], PythonLayout | None]] = {}
-        self.forgotten: list[int] = []
-        self.forks = True
-
-    def publish(self, pid: int, mappings: Sequence[Mapping], python: PythonLayout | None) -> None:
-        self.published[pid] = (mappings, python)
-
-    def fork(self, child: int) -> bool:
-        return self.forks
-
-    def forget(self, pid: int) -> None:
-        self.published.pop(pid, None)
-        self.forgotten.append(pid)
-
-    def housekeeping(self) -> None:
-        pass
+@pytest.fixture
+def notes() -> NotedTables:
+    return NotedTables()
 
 
 @pytest.fixture
-def notes() -> Notes:
-    return Notes()
-
-
-@pytest.fixture
-def follower(notes: Notes) -> Iterator[ProcessFollower]:
+def follower(notes: NotedTables) -> Iterator[ProcessFollower]:
     follower = ProcessFollower(notes, FrameIds(), SymbolStore())  # type: ignore[arg-type]
     yield follower
     follower.close()
@@ -87,7 +64,7 @@ def wait_until(condition: Callable[[], object]) -> None:
 
 
 def test_a_new_process_is_published_with_its_python(
-    follower: ProcessFollower, notes: Notes, sleeper: subprocess.Popen[bytes]
+    follower: ProcessFollower, notes: NotedTables, sleeper: subprocess.Popen[bytes]
 ) -> None:
     message = ControlMessage(sleeper.pid, MessageReason.NEW_PROCESS, 0)
     follower.handle([message, message])
@@ -97,13 +74,13 @@ def test_a_new_process_is_published_with_its_python(
     assert python.version == sys.version_info[:2]
 
 
-def test_messages_about_processes_that_are_gone(follower: ProcessFollower, notes: Notes) -> None:
+def test_messages_about_processes_that_are_gone(follower: ProcessFollower, notes: NotedTables) -> None:
     for reason in MessageReason:
         follower.handle([ControlMessage(0x7FFFFFF0, reason, 0x1000)])
     assert notes.published == {}
 
 
-def test_a_kernel_thread_has_nothing_to_publish(follower: ProcessFollower, notes: Notes) -> None:
+def test_a_kernel_thread_has_nothing_to_publish(follower: ProcessFollower, notes: NotedTables) -> None:
     follower.handle([ControlMessage(2, MessageReason.NEW_PROCESS, 0)])
     assert notes.published == {}
 
@@ -123,7 +100,7 @@ def test_a_reused_pid_is_another_process(follower: ProcessFollower, sleeper: sub
 
 
 def test_exit_keeps_names_for_late_samples_then_lets_go(
-    follower: ProcessFollower, notes: Notes, sleeper: subprocess.Popen[bytes]
+    follower: ProcessFollower, notes: NotedTables, sleeper: subprocess.Popen[bytes]
 ) -> None:
     start = start_ns(sleeper.pid)
     follower.handle([ControlMessage(sleeper.pid, MessageReason.NEW_PROCESS, 0)])
@@ -168,7 +145,7 @@ def test_exec_tells_the_two_programs_apart(follower: ProcessFollower) -> None:
 
 
 def test_a_forked_child_takes_over_the_tables(
-    follower: ProcessFollower, notes: Notes, sleeper: subprocess.Popen[bytes]
+    follower: ProcessFollower, notes: NotedTables, sleeper: subprocess.Popen[bytes]
 ) -> None:
     code = "import os, sys; pid = os.fork() or sys.stdin.read(); print(pid, flush=True); sys.stdin.read()"
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from noted_tables import NotedTables
 
 from gpuprof.bpf.records import HEADER, Batch, RecordFlag, StopReason, batch_of
 from gpuprof.sampler.cpu_stacks import CpuStacks
@@ -30,26 +31,12 @@ from gpuprof.snapshots.history import History
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="reads its own mappings through map_files")
 
 
-class NoTables:
-    def publish(self, *arguments: object) -> None:
-        pass
-
-    def fork(self, child: int) -> bool:
-        return False
-
-    def forget(self, pid: int) -> None:
-        pass
-
-    def housekeeping(self) -> None:
-        pass
-
-
 class Bench:
     """A resolver, and records of this very process."""
 
     def __init__(self) -> None:
         self.ids = FrameIds()
-        follower = ProcessFollower(NoTables(), self.ids, SymbolStore())  # type: ignore[arg-type]
+        follower = ProcessFollower(NotedTables(forks=False), self.ids, SymbolStore())  # type: ignore[arg-type]
         self.resolver = StackResolver(self.ids, follower)
         self.follower = follower
         own = describe(os.getpid())
@@ -231,7 +218,7 @@ def test_the_process_of_a_sample_may_be_gone(bench: Bench) -> None:
 def test_a_full_generation_is_rolled_and_all_ids_are_made_anew(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpuprof.sampler.cpu_stacks.UnwindTables", lambda programs: NoTables())
+    monkeypatch.setattr("gpuprof.sampler.cpu_stacks.UnwindTables", lambda programs: NotedTables(forks=False))
     history = History(
         Hello(
             version=1, host="t", boot_id="", kernel="", cpu_count=1, mono_ns=0, wall_ns=0, sampler_version="",

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from gpuprof.snapshots import file
 from gpuprof.snapshots import tree as trees
+from gpuprof.snapshots.file import SnapshotWriter
 from gpuprof.snapshots.frames import UNMATCHED_LAUNCH, FrameKind, Hello, ProcessDef, Query, Tree
 from gpuprof.snapshots.history import History
 
@@ -260,10 +262,35 @@ def random_work(work: Callable[..., Work]) -> Callable[[int, int], list[Work]]:
 @pytest.fixture
 def stories() -> Any:
     """Return the module story.py: histories written down thread by thread."""
-    spec = importlib.util.spec_from_file_location("gpuprof_tests_story", Path(__file__).with_name("story.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    if spec.name not in sys.modules:
-        sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[spec.name])
-    return sys.modules[spec.name]
+    return _module("story")
+
+
+@pytest.fixture
+def files() -> Any:
+    """Return the module snapshot_files.py: how snapshot files are made and looked at."""
+    return _module("snapshot_files")
+
+
+@pytest.fixture
+def snapshot(files: Any, planted: Any, row: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file of five chunks of one second each."""
+    monkeypatch.setattr(file, "CHUNK_NS", 10**9)
+    history = files.small(planted, row)
+    path = tmp_path / "five.gpuprof"
+    with SnapshotWriter(path, history.hello) as writer:
+        writer.write(history.frames_between(*history.span))
+    assert writer.rows_written == (5, 5)
+    assert writer.bytes_written == path.stat().st_size
+    return path
+
+
+def _module(name: str) -> Any:
+    """Return a module of this folder, which is no package."""
+    full = f"gpuprof_tests_{name}"
+    if full not in sys.modules:
+        spec = importlib.util.spec_from_file_location(full, Path(__file__).with_name(f"{name}.py"))
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[full] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[full])
+    return sys.modules[full]

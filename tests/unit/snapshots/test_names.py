@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuprof.snapshots.names import clean, fit, visible, width
+from gpuprof.snapshots.names import bound, clean, fit, short_path, unbound, visible, width
 
 HOSTILE = json.loads((Path(__file__).parent / "data" / "hostile.json").read_text())["names"]
 BIDI = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u200e\u200f\u061c"
@@ -75,3 +75,28 @@ def test_random_bytes_never_raise_and_cleaning_twice_changes_nothing() -> None:
             assert len(drawn) <= 24
             assert clean(drawn, 24) == drawn
             assert drawn.isprintable()
+
+
+def test_a_number_stays_with_its_unit() -> None:
+    text = (
+        "GPU 0 idle 7.9 of 53.0 s; 57 % in main (a.py:9), 2 such gaps in the last 5 min · 12 GiB, 3 sets, 2 B"
+    )
+    words = bound(text).split(" ")
+    assert {word for word in words if "\u00a0" in word} == {
+        "53.0\u00a0s;", "57\u00a0%", "5\u00a0min", "12\u00a0GiB,", "2\u00a0B",
+    }  # fmt: skip
+    assert unbound(bound(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("path", "short"),
+    [
+        ("/usr/lib/python3/json/decoder.py", "decoder.py"),
+        ("/usr/lib/python3/json/__init__.py", "json/__init__.py"),
+        ("train/__main__.py", "train/__main__.py"),
+        ("__init__.py", "__init__.py"),
+        ("", ""),
+    ],
+)
+def test_files_that_many_packages_have_are_shown_with_their_folder(path: str, short: str) -> None:
+    assert short_path(path) == short

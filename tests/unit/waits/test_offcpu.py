@@ -10,10 +10,12 @@ from types import SimpleNamespace
 import pytest
 
 from gpuprof.bpf.wait_programs import TRACK_CHILDREN, TRACK_SELF
-from gpuprof.sampler.offcpu import OffCpu, Picks
+from gpuprof.sampler.offcpu import OffCpu, Picks, thinning
 from gpuprof.sampler.stack_reader import StackReader
 from gpuprof.snapshots.errors import GpuprofError
 from gpuprof.snapshots.frames import SourceStatus
+
+MS = 10**6
 
 
 class Programs:
@@ -21,6 +23,7 @@ class Programs:
         self.problem = problem
         self.running = False
         self.threshold_ns, self.track_all = 0, False
+        self.thresholds: dict[int, int] = {}
         self.own: set[int] | None = None  # what the kernel side tracks, where it is not `pids`
         self.pids: dict[int, int] = {}
 
@@ -164,12 +167,46 @@ def test_a_threshold_that_had_to_be_raised_is_said() -> None:
     stacks = Stacks()
     made = source(stacks, Picks(pids=(1,), threshold_ns=1_000_000))
     made.look()
+    stacks.programs.thresholds = {12: 1_000_000}
+    made.look()
+    assert made.status().state == "ok"
     stacks.programs.threshold_ns = 4_000_000
     made.look()
     assert (made.status().state, made.status().reason) == (
         "degraded",
         "so many that those under 4 ms are sampled",
     )
+    stacks = Stacks()
+    everything = source(stacks, Picks(everything=True, threshold_ns=1_000_000))
+    everything.look()
+    assert everything.status().state == "ok"  # begun with what was asked for
+    stacks.programs.thresholds = {12: 4_321_000}
+    everything.look()
+    assert (everything.status().state, everything.status().reason) == (
+        "degraded",
+        "all processes; so many of process 12 that its waits under 4.3 ms are sampled",
+    )
+
+
+@pytest.mark.parametrize(
+    ("others", "of", "said"),
+    [
+        (MS, {}, ""),
+        (MS, {7: MS}, ""),
+        (128 * MS, {}, "so many that those under 130 ms are sampled"),
+        (2 * MS, {7: MS}, "so many that those under 2 ms are sampled"),
+        (
+            2 * MS,
+            {7: MS, 8: 512 * MS},
+            "so many that those under 2 ms are sampled, of some processes those under up to 510 ms",
+        ),
+        (MS, {7: 2 * MS}, "so many of process 7 that its waits under 2 ms are sampled"),
+        (MS, {7: 2 * MS, 8: MS, 9: 3 * MS},
+         "so many of 2 processes that their waits under up to 3 ms are sampled"),
+    ],
+)  # fmt: skip
+def test_what_is_said_of_thresholds_that_were_raised(others: int, of: dict[int, int], said: str) -> None:
+    assert thinning(MS, others, of) == said
 
 
 def test_what_a_client_asks_for_is_followed_before_it_is_answered() -> None:

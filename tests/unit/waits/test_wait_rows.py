@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuprof.bpf.wait_programs import WAIT_RECORD
-from gpuprof.sampler.wait_rows import MAX_WAITS_PER_S, LastingWaits, Threshold, rows_of
+from gpuprof.sampler.wait_rows import LastingWaits, rows_of
 from gpuprof.snapshots.frames import WaitKind
 
 MS = 10**6
@@ -121,26 +121,6 @@ def test_the_next_wait_of_a_thread_is_not_the_one_before() -> None:
     assert lasting.end(after).tolist() == [0]
     assert len(lasting.due(after, 13 * SECOND + 1)[0]) == 0
     assert len(lasting) == 0  # what lasts no more is forgotten
-
-
-def test_the_threshold_follows_what_the_reader_can_do() -> None:
-    threshold = Threshold()
-    now, current = 0, MS
-    seen = []
-    for count in [0] + [2 * MAX_WAITS_PER_S] * 3 + [MAX_WAITS_PER_S // 2] * 2 + [0] * 4:
-        current = threshold.next(count, now, current)
-        seen.append(current // MS)
-        now += SECOND
-    assert seen == [1, 2, 4, 8, 8, 8, 4, 2, 1, 1]
-    assert threshold.next(10 * MAX_WAITS_PER_S, now, MS) == 2 * MS
-    assert threshold.next(10 * MAX_WAITS_PER_S, now + 1000, 2 * MS) == 2 * MS  # not so soon again
-
-
-def test_a_threshold_of_nothing_is_raised_and_comes_back() -> None:
-    threshold = Threshold()
-    threshold.next(0, 0, 0)
-    assert threshold.next(MAX_WAITS_PER_S * 2, SECOND, 0) == 100_000
-    assert threshold.next(0, 2 * SECOND, 100_000) == 0
 
 
 def test_all_that_lasts_is_written_up_to_now_when_it_is_asked_for() -> None:

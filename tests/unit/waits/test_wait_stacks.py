@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from gpuprof.bpf.records import HEADER, Batch, batch_of
-from gpuprof.bpf.wait_programs import WAIT_RECORD
+from gpuprof.bpf.wait_programs import TIME_WAS_UP, WAIT_RECORD
 from gpuprof.sampler import wait_stacks
 from gpuprof.sampler.frame_ids import FrameIds
 from gpuprof.sampler.wait_stacks import WaitStacks, stable_name
@@ -112,6 +112,19 @@ def test_an_interrupt_is_not_what_it_hit(fake: Fake) -> None:
 
 def test_a_wake_that_was_not_seen(fake: Fake) -> None:
     assert fake.rows(Tables(1), waits()) == [(*HOST, "futex")]
+
+
+def test_a_wake_that_was_not_seen_after_the_time_limit(fake: Fake) -> None:
+    late, tables = waits(waker_flags=TIME_WAS_UP), Tables(1)
+    assert fake.rows(tables, late) == [(*HOST, "futex", "woken by a timer")]
+    assert fake.by_thread.tolist() == [False]
+    assert fake.rows(tables, late, runnable=True) == [(*HOST, "runnable, not scheduled")]
+
+
+def test_frames_of_a_waker_that_were_lost_are_asked_for_again(fake: Fake) -> None:
+    rows = fake.rows(Tables(1), waits(**{**BY_WORKER, "waker_stack": 6}))
+    assert rows == [(*HOST, "futex", "woken by worker")]
+    assert fake.resent == [(8, 6)]
 
 
 def test_a_kernel_thread_wakes_with_its_own_frames(fake: Fake) -> None:

@@ -1,0 +1,131 @@
+"""CUPTI is not attached or let go of while the process makes contexts; with a sampler there, in cuInit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Start = Callable[..., Any]
+Listen = Callable[..., Any]
+SETTLE_S = 0.3
+WAITING = "it makes CUDA contexts over and over"
+
+
+@pytest.fixture(scope="module")
+def slow(kit: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The library with times that a test can tell apart."""
+    flags = ("-DEXPECT_NS=600000000ull", "-DUNSETTLED_NS=900000000ull")
+    return kit.build(tmp_path_factory.mktemp("slow"), library=flags, settle_ns=int(SETTLE_S * 1e9))
+
+
+def subscribers(program: Any) -> int:
+    return int(program.counters.get("subscribers", 0))
+
+
+def test_one_who_is_there_while_contexts_are_made_waits(start: Start, listen: Listen, slow: Any) -> None:
+    program = start(which=slow).init()
+    listener = listen(program, wait=False)
+    for turn in range(14):  # longer than it would wait for any of them
+        program.ask(f"contexts {1 + turn % 3} 0")
+        time.sleep(0.1)
+        assert (listener.facts.state, subscribers(program)) == ("waiting", 0), turn
+    assert WAITING in listener.facts.message
+    began = time.monotonic()
+    listener.reach("recording")
+    assert time.monotonic() - began > SETTLE_S / 2
+    assert listener.facts.message == ""
+    program.launch(101)
+    listener.expect(101)
+
+
+def test_an_answer_that_waited_for_a_context_is_a_context_in_the_making(
+    start: Start, listen: Listen, slow: Any
+) -> None:
+    program = start(which=slow).init()
+    program.ask("contexts 1 8000000")
+    listener = listen(program, wait=False)
+    time.sleep(3 * SETTLE_S)
+    assert (listener.facts.state, subscribers(program)) == ("waiting", 0)
+    program.ask("contexts 1 0")
+    listener.reach("recording")
+
+
+def test_a_process_without_a_primary_context_is_recorded_later(
+    start: Start, listen: Listen, slow: Any
+) -> None:
+    program = start(which=slow, MOCK_CUDA_CONTEXTS="0").init()
+    listener = listen(program, wait=False)
+    time.sleep(2 * SETTLE_S)
+    assert (listener.facts.state, subscribers(program)) == ("waiting", 0)
+    listener.reach("recording")
+    program.launch(53)
+    listener.expect(53)
+
+
+def test_where_a_sampler_is_expected_it_attaches_within_the_driver_s_start(
+    start: Start, listen: Listen, slow: Any
+) -> None:
+    """And not later again: what is launched before somebody listens is of the same attach."""
+    program = start(which=slow, GPUPROF_EXPECT_LISTENER="1", MOCK_CUDA_CONTEXTS="0").init()
+    assert subscribers(program) == 1
+    program.ask("contexts 1 0")
+    program.launch(7, "early")
+    listener = listen(program)
+    program.launch(101, "later")
+    listener.expect(108)
+    assert listener.by_name() == {"early": 7, "later": 101}
+    assert listener.facts.uuids[1] is not None
+    time.sleep(1.0)  # longer than it is expected
+    assert listener.facts.state == "recording"
+    assert program.counters["subscribes"] == 1
+    assert program.faults == {}
+
+
+def test_who_is_expected_and_does_not_come_is_not_waited_for(
+    start: Start, listen: Listen, kit: Any, slow: Any
+) -> None:
+    program = start(which=slow, GPUPROF_EXPECT_LISTENER="1").init()
+    assert subscribers(program) == 1
+    listener = listen(program, lock=False)
+    listener.reach("detaching")
+    program.launch(1)
+    kit.wait_for(lambda: subscribers(program) == 0, what="the finalize")
+    listener.reach("waiting")
+    assert program.faults == {}
+
+
+@pytest.mark.parametrize("value", ["0", "", "yes"])
+def test_nobody_is_expected(start: Start, slow: Any, value: str) -> None:
+    program = start(which=slow, GPUPROF_EXPECT_LISTENER=value).init()
+    time.sleep(0.1)
+    assert program.counters == {}
+
+
+def test_a_detach_waits_for_contexts_but_not_for_ever(
+    start: Start, listen: Listen, kit: Any, slow: Any
+) -> None:
+    program = start(which=slow).init()
+    listener = listen(program)
+    program.ask("contexts 3 8000000")
+    time.sleep(0.1)
+    listener.close()
+    began = time.monotonic()
+    reader = listen(program, lock=False)
+    reader.reach("detaching", 4.0)
+    assert time.monotonic() - began > 0.5
+    program.launch(1)
+    kit.wait_for(lambda: subscribers(program) == 0, what="the finalize")
+
+
+def test_a_refusal_within_the_driver_s_start_is_tried_again(
+    start: Start, listen: Listen, tmp_path: Path
+) -> None:
+    program = start(script="subscribe_result=39", GPUPROF_EXPECT_LISTENER="1").init()
+    listener = listen(program, wait=False)
+    listener.reach("refused")
+    program.ask("set subscribe_result 0")
+    listener.reach("recording", 5.0)
