@@ -75,6 +75,7 @@ MAPS = (
     "python_layouts",
     "counters",
     "processes",
+    "thread_states",
     "unwind_binaries",
     "samples",
     "messages",

@@ -27,6 +27,7 @@
 #define FLAG_NO_THREAD_STATE 4   // the process runs Python, but this thread has no thread state
 #define FLAG_FRAME_POINTER 8     // a frame without unwind rule was passed by its frame pointer
 #define FLAG_KERNEL_MAPPING 16   // mappings were found in the kernel, not in published tables
+#define FLAG_PYTHON_NOT_FOUND 32 // the thread states of the thread, or what they point to, could not be reached
 
 #define MESSAGE_NEW_PROCESS 1
 #define MESSAGE_UNKNOWN_MAPPING 2
@@ -38,6 +39,7 @@
 #define MESSAGE_MAPPING 8     // struct mapping_message
 #define MESSAGE_WHO 9         // struct who_message
 #define MESSAGE_CODE 10       // struct code_message
+#define MESSAGE_THREAD_STATES 11  // a thread's states lie too far back in the lists of its process
 
 #define COUNTER_RING_FULL 0
 #define COUNTER_CONFLICT 1
@@ -88,6 +90,8 @@ struct switch_rate {
     u64 since_ns;
     u32 now;
     u32 before;
+    u32 spent;  // of what may be taken in a burst
+    u32 pad;
 };
 
 // The wait of a thread of a tracked process; it stays until the thread ends. Up to `rate` it is also the record of a
@@ -97,6 +101,8 @@ struct switch_rate {
 #define WAKER_NOT_IN_SYSCALL 2
 #define WAKER_TIME_WAS_UP 4  // no wake was seen, and the time limit of the system call had passed
 #define WAIT_RECORD_BYTES 160
+#define UNWALKED_NS 100000000ull  // a wait so long is sent though its stack was not taken, and then stands for itself
+#define WEIGHT_UNWALKED 0         // in place of a weight
 struct wait {
     struct record_header header;
     u64 woken_ns;  // 0: not woken; it was ready all the time, if it runs again
@@ -108,7 +114,7 @@ struct wait {
     u64 waker;  // pid << 32 | tid; 0: not known, or an idle CPU
     char waker_comm[16];
     u32 state;  // of the task at the switch-out; 0: it was ready to run
-    u32 weight;  // one in so many waits was followed
+    u32 weight;  // it stands for so many that are shorter than UNWALKED_NS; or WEIGHT_UNWALKED
     s32 syscall;  // number of the system call; -1: none
     u32 waker_flags;
     struct switch_rate rate;

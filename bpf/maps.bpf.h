@@ -30,6 +30,7 @@ struct walk {
     u64 scan_pc;      // the address whose caller is looked for
     u64 python_frame;
     u64 python_interpreter;  // where to look for the next thread state
+    u64 python_state;  // the last one that was found
     u64 found_word;
     u64 epoch;     // see epoch_of_code
     u64 unmapped;  // an address that no mapping holds
@@ -51,6 +52,7 @@ struct walk {
     u32 n_local;
     u32 resume;  // the frame in hand is in the record already
     u32 guessed;  // the frame in hand was found by scanning
+    u32 python_far;  // the lists of thread states are too long: the others come from `thread_states`
     struct process_tables tables;
     struct unwind_mapping current;   // holds the last pc
     struct unwind_mapping looked_up; // holds another address
@@ -80,7 +82,13 @@ struct thread_key {
     u32 pid;
     u32 pad;
 };
-BPF_TABLE("lru_hash", struct thread_key, u64, thread_states, 16384);
+// Thread states of a thread, that of the newest interpreter first, then 0. The walk notes the one that it found; those
+// that it cannot reach are read by user space.
+#define STATES_OF_THREAD 4
+struct known_states {
+    u64 state[STATES_OF_THREAD];
+};
+BPF_TABLE("lru_hash", struct thread_key, struct known_states, thread_states, 32768);
 BPF_TABLE("lru_hash", u64, u64, message_times, 4096);
 BPF_HASH(unwind_binaries, struct binary_key, struct unwind_binary, 8192);
 
@@ -127,7 +135,7 @@ BPF_HASH(earlier_waits, u32, struct wait, 4096);  // by tid: had begun when thei
 BPF_ARRAY(new_wait, struct wait, 1);
 BPF_ARRAY(wait_settings, struct wait_settings, 1);
 BPF_HASH(wait_thresholds, u32, u64, 1024);  // process: its threshold, where that is not the one of the settings
-BPF_PERCPU_ARRAY(wait_rates, struct switch_rate, 1);
+BPF_PERCPU_ARRAY(wait_rates, struct switch_rate, 2);  // [1]: of threads that wait seldom
 BPF_TABLE("lru_hash", struct seen_key, struct seen_stack, seen_waits, 16384);
 
 static __always_inline void count(int which) {

@@ -6,6 +6,10 @@
 // number of [0, 1): that is with probability duration / threshold, and user space gives it the reciprocal as weight.
 // Frames go out when a stack was not seen for a few seconds; waits carry hashes of stacks.
 //
+// Where threads are switched out very often for long, only one switch-out in `weight` has its stack taken. How long its
+// wait will be is not known then, so those whose stack is not taken are followed, too, and sent if they turn out to be
+// long (UNWALKED_NS). Time that long waits took is never a matter of chance; only what the thread did there can be.
+//
 // On some virtual machines no BPF program runs while a thread of the system's own supervision is current: an interrupt
 // that wakes a thread may hit such a one, and a switch may come from it. A wake that was not seen is told by the time
 // limit of the system call, where there is one; a switch-in that was not seen at the next switch-out, by the CPU time
@@ -27,18 +31,30 @@
 #define STARTED_BEFORE_NS 100000  // a timer starts a moment before its thread is switched out
 
 #define RATE_WINDOW_NS 10000000ull
-#define WALKS_PER_THREAD 50  // per window; a thread that waits more often is sampled
+#define WALKS_PER_THREAD 50  // per window; a thread that waits more often for long is sampled
 #define WALKS_PER_CPU 100
+#define WALKS_OF_SELDOM 50  // per CPU, too, for threads that wait at most once in a window, and for no others
+#define BURST_OF_THREAD 1000  // walks above that, until they are made up for: a program starts its threads in bursts,
+#define BURST_OF_CPU 2000     // and what it waits for after that is what it waits for from then on
+#define LONG_AGO_WINDOWS 1000
 
 // Which of many events to take, one in k; k depends on past events only, so that a weight of k makes sums right.
-static __always_inline u32 one_in(struct switch_rate *rate, u64 now, u32 limit) {
+static __always_inline u32 one_in(struct switch_rate *rate, u64 now, u32 limit, u32 burst) {
     u64 age = now - rate->since_ns;
     if (age >= RATE_WINDOW_NS) {
-        rate->before = age < 2 * RATE_WINDOW_NS ? rate->now : 0;
+        u64 windows = age / RATE_WINDOW_NS;
+        if (windows > LONG_AGO_WINDOWS)
+            windows = LONG_AGO_WINDOWS;
+        u32 spent = rate->spent + rate->now, regained = windows * limit;
+        spent = spent > regained ? spent - regained : 0;
+        rate->spent = spent < burst ? spent : burst;
+        rate->before = windows < 2 ? rate->now : 0;
         rate->now = 0;
         rate->since_ns = now;
     }
     rate->now++;
+    if (rate->spent < burst && rate->now <= limit + burst - rate->spent)
+        return 1;
     u32 most = rate->before > rate->now ? rate->before : rate->now;
     return most <= limit ? 1 : 1 + most / limit;
 }
@@ -132,8 +148,15 @@ static __always_inline void wait_has_ended(struct wait *wait, u64 task) {
     wait_ends(wait, end);
 }
 
-// Kernel and user registers of the current task; the walk goes on in the program that is returned.
-static __always_inline int wait_walk_part(void *ctx, struct walk *w) {
+// The user registers of the current task; STEP_NEXT or why there are none.
+static __always_inline int wait_registers(struct walk *w) {
+    w->syscall = NO_USER_REGISTERS;
+    return w->record.header.pid ? registers_of_task(w) : STOP_KERNEL_THREAD;
+}
+
+// The kernel frames of the current task, whose user registers are there for `reason`; the walk goes on in the program
+// that is returned.
+static __always_inline int wait_walk_part(void *ctx, struct walk *w, int reason) {
     long bytes = 0;
     if (w->record.header.pid)
         bytes = bpf_get_stack(ctx, w->record.words, MAX_KERNEL_FRAMES * 8, 0);
@@ -143,8 +166,6 @@ static __always_inline int wait_walk_part(void *ctx, struct walk *w) {
         w->n_words = bytes >> 3;
         w->record.header.n_kernel = bytes >> 3;
     }
-    w->syscall = NO_USER_REGISTERS;
-    int reason = w->record.header.pid ? registers_of_task(w) : STOP_KERNEL_THREAD;
     if (reason == STEP_NEXT) {
         if (!w->waiter || w->syscall >= 0)
             return first_part(w);
@@ -180,21 +201,21 @@ int wait_switch(struct bpf_raw_tracepoint_args *ctx) {
     if (!(id >> 32) || state & TASK_IS_DEAD || !settings || !is_tracked(settings, id >> 32))
         return 0;
     struct wait *wait = wait_of_task(previous);
-    struct switch_rate *rate = wait_rates.lookup(&zero);
     struct walk *w = wait_walks.lookup(&zero);
-    if (!wait || !rate || !w)
+    if (!wait || !w)
         return 0;
     if (wait->header.extra)
         wait_has_ended(wait, previous);
     u64 now = bpf_ktime_get_ns();
-    u32 weight = one_in(&wait->rate, now, WALKS_PER_THREAD);
-    u32 of_cpu = one_in(rate, now, WALKS_PER_CPU);
+    u32 weight = one_in(&wait->rate, now, WALKS_PER_THREAD, BURST_OF_THREAD);
+    int seldom = wait->rate.now <= 1 && wait->rate.before <= 1;
+    struct switch_rate *rate = wait_rates.lookup(&seldom);
+    if (!rate)
+        return 0;
+    u32 of_cpu = one_in(rate, now, seldom ? WALKS_OF_SELDOM : WALKS_PER_CPU, BURST_OF_CPU);
     if (of_cpu > weight)
         weight = of_cpu;
-    if (weight > 1 && ((u64)bpf_get_prandom_u32() * weight) >> 32) {
-        count(COUNTER_WAIT_NOT_CHOSEN);
-        return 0;
-    }
+    int unwalked = weight > 1 && ((u64)bpf_get_prandom_u32() * weight) >> 32;
     struct record_header *h = &wait->header;
     wait->woken_ns = 0;
     wait->stack = 0;
@@ -203,32 +224,47 @@ int wait_switch(struct bpf_raw_tracepoint_args *ctx) {
     wait->waker_flags = 0;
     __builtin_memset(wait->waker_comm, 0, sizeof(wait->waker_comm));
     wait->state = ctx->args[0] & 1 ? 0 : state;
-    wait->weight = weight;
+    wait->weight = unwalked ? WEIGHT_UNWALKED : weight;
     u32 pid = id >> 32;
     u64 *threshold_ns = wait_thresholds.lookup(&pid);
     wait->threshold_ns = threshold_ns ? *threshold_ns : settings->threshold_ns;
     wait->bar_ns = (wait->threshold_ns * bpf_get_prandom_u32()) >> 32;
+    if (unwalked && wait->bar_ns < UNWALKED_NS)
+        wait->bar_ns = UNWALKED_NS;
     wait->due_ns = 0;
     wait->run_ns = 0;
     bpf_probe_read_kernel(&wait->run_ns, 8, (void *)(previous + TASK_RUN_NS));
     h->tid = (u32)id;  // an exec by another thread than the first changes it
     h->cpu = bpf_get_smp_processor_id();
-    h->uid = (u32)bpf_get_current_uid_gid();
-    bpf_get_current_comm(&h->comm, sizeof(h->comm));
+    if (!unwalked || !h->comm[0]) {
+        h->uid = (u32)bpf_get_current_uid_gid();
+        bpf_get_current_comm(&h->comm, sizeof(h->comm));
+    }
     // From here on the wait can be ended and its wake, which may come at once on another CPU, be noted.
     asm volatile("" ::: "memory");
     h->extra = now;
     wait->out_ns_again = now;
+    if (unwalked) {
+        w->syscall = NO_USER_REGISTERS;
+        registers_of_task(w);
+        wait->syscall = w->syscall;
+        // A long sleep is walked nevertheless: a thread cannot have many of them.
+        if (!is_sleep(w) || due_of_syscall(w, now) < now + UNWALKED_NS) {
+            count(COUNTER_WAIT_NOT_CHOSEN);
+            return 0;
+        }
+    }
     if (!walk_begin(w, FAMILY_WAIT_STACK, WALK_STALE_NS)) {
         count(COUNTER_WAIT_CONFLICT);
         return 0;
     }
     h->start_ns = w->record.header.start_ns;  // of an earlier wait it is known to the tick only
     w->waiter = 0;
-    int next_program = wait_walk_part(ctx, w);
+    int reason = wait_registers(w);
     wait->syscall = w->syscall;
     if (wait->state)
         wait->due_ns = due_of_syscall(w, now);
+    int next_program = wait_walk_part(ctx, w, reason);
     wait_programs.call(ctx, next_program);
     count(COUNTER_TAIL_CALL_FAILED);
     walk_end(w);
@@ -263,7 +299,7 @@ int wait_waking(struct bpf_raw_tracepoint_args *ctx) {
     bpf_probe_read_kernel(&stack, 8, (void *)(bpf_get_current_task() + TASK_STACK));
     wait->waker_flags = w->scan_sp - stack < KERNEL_STACK_BYTES ? 0 : WAKER_ON_INTERRUPT_STACK;
     w->waiter = task;
-    int next_program = wait_walk_part(ctx, w);
+    int next_program = wait_walk_part(ctx, w, wait_registers(w));
     if (w->syscall == -1)
         wait->waker_flags |= WAKER_NOT_IN_SYSCALL;
     wait_programs.call(ctx, next_program);

@@ -2,7 +2,7 @@
 // The chain of CPython frames of the current thread. User space supplies the offsets of its version (python_layout).
 
 #define FRAME_BYTES 112  // of a frame object, what all versions need
-#define MAX_THREAD_STATES 64  // with their interpreters
+#define MAX_THREAD_STATES 64  // with their interpreters: what one walk looks at, whatever there is
 #define SHIM_OWNER 3  // 3.12+: a frame that the C eval loop keeps on its own stack to mark an entry
 #define TAG_BITS 7ull  // 3.14+: low bits of a _PyStackRef
 
@@ -20,7 +20,7 @@ static __always_inline int is_current_state(struct python_layout *layout, u64 st
 
 // PyThreadState.thread_id is pthread_self(), which on x86-64 is the thread pointer. New states are pushed at the head of
 // their interpreter's list, new interpreters at the head of theirs. Looks from w->python_interpreter on, and leaves
-// there the interpreter behind the one in which it found the state.
+// there the interpreter behind the one in which it found the state. Sets w->python_far where it gives up.
 static __always_inline u64 find_thread_state(struct walk *w, struct python_layout *layout, u64 thread_pointer) {
     u64 state = 0, id = 0, next = 0;
     count(COUNTER_PYTHON_WALKED_THREADS);
@@ -31,8 +31,9 @@ static __always_inline u64 find_thread_state(struct walk *w, struct python_layou
             if (!interpreter)
                 return 0;
             w->python_interpreter = 0;
-            bpf_probe_read_user(&next, 8, (void *)(interpreter + layout->threads_head));
-            bpf_probe_read_user(&w->python_interpreter, 8, (void *)(interpreter + layout->interp_next));
+            if (bpf_probe_read_user(&next, 8, (void *)(interpreter + layout->threads_head)) ||
+                bpf_probe_read_user(&w->python_interpreter, 8, (void *)(interpreter + layout->interp_next)))
+                break;
             continue;
         }
         state = next;
@@ -45,6 +46,35 @@ static __always_inline u64 find_thread_state(struct walk *w, struct python_layou
             break;
     }
     w->python_interpreter = 0;
+    w->python_far = 1;
+    return 0;
+}
+
+// The thread's next state of those that are known; 0 when there is none. What is behind it may still come.
+static __always_inline u64 next_known_state(struct walk *w, struct python_layout *layout, struct known_states *known,
+                                            u64 thread_pointer) {
+    u64 before = w->python_state;
+    u32 from = 0;
+#pragma unroll
+    for (u32 n = 0; n < STATES_OF_THREAD; n++) {
+        if (before && known->state[n] == before)
+            from = n + 1;
+    }
+    int stale = !from;  // not known to be all there are
+#pragma clang loop unroll(disable)
+    for (u32 n = 0; n < STATES_OF_THREAD; n++) {
+        if (n < from)
+            continue;
+        u64 state = known->state[n];
+        if (!state)
+            break;
+        if (is_current_state(layout, state, thread_pointer))
+            return state;
+        stale = 1;
+    }
+    w->python_far = 0;
+    if (stale)
+        w->record.header.flags |= FLAG_PYTHON_NOT_FOUND;
     return 0;
 }
 
@@ -57,35 +87,50 @@ static __always_inline void python_begin(struct walk *w, struct python_layout *l
     key.pid = w->record.header.pid;
     if (bpf_probe_read_kernel(&key.thread_pointer, 8, (void *)(bpf_get_current_task() + TASK_FSBASE)))
         return;
-    int first = !w->python_interpreter;
+    int first = !w->python_interpreter && !w->python_far;
+    struct known_states *known = thread_states.lookup(&key);
     if (first) {
-        if (bpf_probe_read_user(&w->python_interpreter, 8, (void *)(layout->interpreters + w->tables.python_bias)))
+        if (bpf_probe_read_user(&w->python_interpreter, 8, (void *)(layout->interpreters + w->tables.python_bias))) {
+            w->record.header.flags |= FLAG_PYTHON_NOT_FOUND;
             return;
+        }
         if (w->python_interpreter)
             bpf_probe_read_user(&older, 8, (void *)(w->python_interpreter + layout->interp_next));
-        u64 *known = older ? 0 : thread_states.lookup(&key);
-        if (known && is_current_state(layout, *known, key.thread_pointer)) {
-            state = *known;
+        if (known && !older && is_current_state(layout, known->state[0], key.thread_pointer)) {
+            state = known->state[0];
             w->python_interpreter = 0;
         }
     }
-    if (!state) {
+    if (!state && w->python_interpreter) {
         state = find_thread_state(w, layout, key.thread_pointer);
-        if (state && first && !older)
-            thread_states.update(&key, &state);
+        if (state && first && !older) {
+            struct known_states found = {};
+            found.state[0] = state;
+            thread_states.update(&key, &found);
+        }
+    }
+    if (!state && w->python_far) {
+        send_message_sometimes(key.pid, MESSAGE_THREAD_STATES, 0);
+        if (known) {
+            state = next_known_state(w, layout, known, key.thread_pointer);
+        } else {
+            w->python_far = 0;
+            w->record.header.flags |= FLAG_PYTHON_NOT_FOUND;
+        }
     }
     if (!state) {
-        if (!w->record.header.n_python)
+        if (!w->record.header.n_python && !(w->record.header.flags & FLAG_PYTHON_NOT_FOUND))
             w->record.header.flags |= FLAG_NO_THREAD_STATE;
         return;
     }
+    w->python_state = state;
     u64 frame = 0;
     if (bpf_probe_read_user(&frame, 8, (void *)(state + layout->ts_frame))) {
-        w->record.header.flags |= FLAG_PYTHON_TRUNCATED;
+        w->record.header.flags |= FLAG_PYTHON_TRUNCATED | FLAG_PYTHON_NOT_FOUND;
         return;
     }
     if (layout->has_cframe && bpf_probe_read_user(&frame, 8, (void *)(frame + layout->cf_cur))) {
-        w->record.header.flags |= FLAG_PYTHON_TRUNCATED;
+        w->record.header.flags |= FLAG_PYTHON_TRUNCATED | FLAG_PYTHON_NOT_FOUND;
         return;
     }
     w->python_frame = frame;

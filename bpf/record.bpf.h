@@ -72,6 +72,8 @@ static __always_inline int walk_begin(struct walk *w, u32 family, u64 stale_ns) 
     w->current.end = 0;
     w->python_frame = 0;
     w->python_interpreter = 0;
+    w->python_state = 0;
+    w->python_far = 0;
     w->leaf = 1;
     return 1;
 }

@@ -101,10 +101,13 @@ class RecordFlag(IntFlag):
     NO_THREAD_STATE = 4  # the process runs Python, but this thread has no thread state there
     FRAME_POINTER = 8  # a frame without unwind rule was passed by its frame pointer
     KERNEL_MAPPING = 16  # mappings were found in the kernel, not in published tables
+    PYTHON_NOT_FOUND = 32  # the Python thread states of the thread could not be reached
 
 
 class MessageReason(IntEnum):
-    """Control messages. NEW_PROCESS and UNKNOWN_MAPPING come at most ten times a second per process."""
+    """Control messages. NEW_PROCESS, UNKNOWN_MAPPING and THREAD_STATES come at most ten times a second per
+    process.
+    """
 
     NEW_PROCESS = 1  # a sample hit a process without tables
     UNKNOWN_MAPPING = 2  # `address` lies in no mapping that was published
@@ -116,6 +119,7 @@ class MessageReason(IntEnum):
     MAPPING = 8  # see messages.py
     WHO = 9  # the same
     CODE = 10  # the same
+    THREAD_STATES = 11  # a thread's states lie too far back in the lists of its process
 
 
 @dataclass(frozen=True, slots=True)

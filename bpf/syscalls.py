@@ -23,6 +23,7 @@ _BPF_MAP_GET_NEXT_KEY = 4
 _BPF_PROG_LOAD = 5
 _BPF_OBJ_GET_INFO_BY_FD = 15
 _BPF_MAP_LOOKUP_BATCH = 24
+_BPF_MAP_UPDATE_BATCH = 26
 _BPF_RAW_TRACEPOINT_OPEN = 17
 _BPF_ENABLE_STATS = 32
 _ATTR_BYTES = 128
@@ -130,6 +131,16 @@ def map_update(fd: int, key: bytes, value: bytes) -> None:
     value_buffer = ctypes.create_string_buffer(value, len(value))
     attr = struct.pack("<IxxxxQQQ", fd, ctypes.addressof(key_buffer), ctypes.addressof(value_buffer), 0)
     _bpf(_BPF_MAP_UPDATE_ELEM, attr, "bpf map update")
+
+
+def map_update_many(fd: int, keys: bytes, values: bytes, count: int) -> None:
+    """Write `count` elements, which follow each other in `keys` and `values` (5.6+)."""
+    key_buffer = ctypes.create_string_buffer(keys, max(len(keys), 1))
+    value_buffer = ctypes.create_string_buffer(values, max(len(values), 1))
+    attr = struct.pack(
+        "<QQQQIIQQ", 0, 0, ctypes.addressof(key_buffer), ctypes.addressof(value_buffer), count, fd, 0, 0
+    )
+    _bpf(_BPF_MAP_UPDATE_BATCH, attr, "bpf map batch update")
 
 
 def map_delete(fd: int, key: bytes) -> bool:

@@ -20,6 +20,10 @@ struct limit {
     u64 nanoseconds;
 };
 
+static __always_inline int is_sleep(struct walk *w) {
+    return w->syscall == SYSCALL_NANOSLEEP || w->syscall == SYSCALL_CLOCK_NANOSLEEP;
+}
+
 // When the time limit of the system call that the current thread begins to wait in will have passed; 0: it has none, or
 // it cannot be told.
 static __always_inline u64 due_of_syscall(struct walk *w, u64 now) {

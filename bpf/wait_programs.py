@@ -28,6 +28,7 @@ TRACK_SELF, TRACK_CHILDREN = 1, 2
 MAX_TRACKED = 16384
 MAX_THREADS = 16384
 MAX_EARLIER = 4000  # of the 4096 that the map holds
+UNWALKED_NS = 100_000_000  # a wait so long is sent though its stack was not taken; of layout.bpf.h
 ON_INTERRUPT_STACK, NOT_IN_SYSCALL, TIME_WAS_UP = 1, 2, 4  # of waker_flags
 
 # A wait; struct wait of layout.bpf.h up to `rate`. In its header time_ns is the switch-in, extra the
@@ -43,7 +44,7 @@ _WORDS = [
     ("waker_pid", "<u4"),  # 0: not known, or an idle CPU
     ("waker_comm", "S16"),
     ("state", "<u4"),  # of the task; 0: ready to run
-    ("weight", "<u4"),  # one in so many was followed
+    ("weight", "<u4"),  # it stands for so many that are shorter than UNWALKED_NS; 0: its stack was not taken
     ("syscall", "<i4"),  # -1: none
     ("waker_flags", "<u4"),
 ]
@@ -51,7 +52,7 @@ WAIT_RECORD = np.dtype([(name, *rest) for name, *rest in HEADER.descr] + _WORDS)
 _WAIT_STATE = np.dtype(
     [
         *WAIT_RECORD.descr,
-        ("rate", "<u8", 2),
+        ("rate", "<u8", 3),
         ("task", "<u8"),
         ("out_ns_again", "<u8"),
         ("run_ns", "<u8"),

@@ -152,6 +152,6 @@ static __always_inline int python_part(struct walk *w) {
         return PROGRAM_END;
     if (!w->python_frame)
         python_begin(w, layout);
-    int more = walk_python(w, layout) || w->python_interpreter;
+    int more = walk_python(w, layout) || w->python_interpreter || w->python_far;
     return more && w->calls < MAX_TAIL_CALLS ? PROGRAM_PYTHON : PROGRAM_END;
 }

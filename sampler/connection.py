@@ -46,7 +46,7 @@ from gpuprof.snapshots.history import History
 from gpuprof.snapshots.work_frames import RateQuery
 
 _RECEIVE_BYTES = 32 << 10
-_RECENT_NS = 6 * 10**9  # a wait that goes on is written at least so often
+_RECENT_NS = 7 * 10**9  # a wait that goes on is written at least so often
 _FRESH_WAIT_NS = 250_000_000  # for a tree, less of a wait may be missing at its end
 _MAX_PIECES = 256  # of a subscription, before a `settle` is answered
 

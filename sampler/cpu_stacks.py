@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuprof.bpf.programs import StackPrograms
-from gpuprof.bpf.records import FAMILY_LAUNCH, Batch
+from gpuprof.bpf.records import FAMILY_LAUNCH, HEADER, Batch
 from gpuprof.sampler.frame_ids import FrameIds
 from gpuprof.sampler.launch_stacks import Launches, LaunchQueue, LaunchStacks, ThreadIds
 from gpuprof.sampler.process_follower import ProcessFollower
@@ -218,7 +218,6 @@ class CpuStacks:
         # Messages before the stacks that came with them: what they tell is needed to name these, and may come
         # only once. So they are read after the stacks, and what is drained meanwhile has to wait.
         self._drain()
-        self._launches.announce()
         least_wait_ns = min((least_ns for least_ns, _ in settling), default=None)
         self.waits.take(time.monotonic_ns(), least_wait_ns)
         ready = len(self._pending)
@@ -228,9 +227,10 @@ class CpuStacks:
         for _ in range(ready):
             if self._pending and not self._stop.is_set():
                 batch = self._pending.popleft()
-                self._pending_words -= len(batch.words)
+                self._pending_words -= _words_in(batch)
                 self._consume_safely(batch)
                 self._drain()
+        self._launches.announce()  # now, while they are no older than the records that are read for them
         self.waits.tick(time.monotonic_ns(), self._ids_with_room)
         for _, done in settling:
             done.set()
@@ -249,10 +249,10 @@ class CpuStacks:
             for part in (batch, *self._programs.read_launches()):
                 if len(part):
                     self._pending.append(part)
-                    self._pending_words += len(part.words)
+                    self._pending_words += _words_in(part)
             while self._pending_words > MAX_PENDING_WORDS:
                 dropped = self._pending.popleft()
-                self._pending_words -= len(dropped.words)
+                self._pending_words -= _words_in(dropped)
                 if dropped.family[0] == FAMILY_LAUNCH:
                     self._lost_launches += len(dropped)
                 else:
@@ -335,6 +335,11 @@ class CpuStacks:
 
 def _optional(text: str | None) -> list[str]:
     return [text] if text else []
+
+
+def _words_in(batch: Batch) -> int:
+    """How much a batch holds: that of known launches has two words for each, beside the columns."""
+    return len(batch.words) + len(batch) * (HEADER.itemsize // 8)
 
 
 def _prefer_this_thread() -> None:

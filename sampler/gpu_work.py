@@ -119,7 +119,9 @@ class GpuWork:
         few records then come before their launch, and a round costs about the same for few and for many.
         """
         if any(session.more for session in self._sessions):
-            self._stop.wait(SOON_S)
+            self._stop.wait(
+                max(SOON_S, time.monotonic() - began)
+            )  # a ring that is never empty gets half a core
             return
         self._stop.wait(max(SOON_S, TICK_S - (time.monotonic() - began)))
         source = self._launch_source()

@@ -41,7 +41,7 @@ class Picks:
 
 def thinning(asked_ns: int, others_ns: int, of: Mapping[int, int]) -> str:
     """Which waits are sampled that were not meant to be; empty where none are. `asked_ns`: the threshold that
-    was asked for; `others_ns`: the one now; `of`: of processes that have another.
+    was asked for; `others_ns`: the highest that there was; `of`: of processes that had one of their own.
     """
 
     def least(threshold_ns: int) -> str:
@@ -128,10 +128,15 @@ class OffCpu:
             raise GpuprofError(self._reason or "waits are not followed", self._hint, EXIT_UNAVAILABLE)
 
     def status(self) -> SourceStatus:
-        """State and counts so far."""
+        """State and counts so far; what is said of waits that were thinned out holds for all there is."""
         reader = self._tracks
+        state, reason, hint = self._state, self._reason, self._hint
+        thinned = thinning(self._picks.threshold_ns, *reader.raised()) if reader is not None else ""
+        if thinned and state in {"ok", "degraded", "off"}:
+            known = f"{reason}; " if reason and state != "off" else ""
+            state, reason, hint = "degraded", known + thinned, ""
         return SourceStatus(
-            name="offcpu", state=self._state, reason=self._reason, hint=self._hint,
+            name="offcpu", state=state, reason=reason, hint=hint,
             lost=sum(self._counters.get(name, 0) for name in LOSSES),
             invalid=reader.invalid if reader is not None else 0,
             truncated=reader.truncated if reader is not None else 0,
@@ -221,16 +226,7 @@ class OffCpu:
         assert self._tracks is not None
         gone = [pid for pid in self._picks.pids if not os.path.exists(f"/proc/{pid}")]
         self._hint = ""
-        programs = self._tracks.programs
-        thinned = (
-            thinning(self._picks.threshold_ns, programs.threshold_ns, programs.thresholds)
-            if programs.running
-            else ""
-        )
-        if thinned:
-            everybody = "all processes; " if self._picks.everything else ""
-            self._state, self._reason = "degraded", everybody + thinned
-        elif self._picks.everything:
+        if self._picks.everything:
             self._state, self._reason = "ok", "all processes"
         elif not roots and not self._tracks.programs.tracked():
             self._state, self._reason, self._hint = "off", NOTHING, HINT

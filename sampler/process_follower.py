@@ -20,6 +20,7 @@ from gpuprof.sampler.maps import Mapping, read_maps
 from gpuprof.sampler.process_stacks import INJECTION_LIBRARY, ProcessStacks
 from gpuprof.sampler.processes import cpu_ticks, describe, start_time_ns, user_name
 from gpuprof.sampler.python_runtime import PythonLayout, UnsupportedPython, find_python
+from gpuprof.sampler.python_threads import ThreadStateFinder, has_many_threads
 from gpuprof.sampler.symbol_store import SymbolStore
 from gpuprof.sampler.unwind_tables import UnwindTables
 from gpuprof.snapshots.frames import ProcessDef
@@ -48,6 +49,7 @@ class ProcessFollower:
         self._processes: dict[int, ProcessStacks] = {}
         self._exited: list[ProcessStacks] = []
         self._files = FileNames()
+        self._thread_states = ThreadStateFinder()
         self._due: dict[int, int] = {}  # pid: when to look at it
         self._forked: dict[int, tuple[ProcessStacks, int]] = {}  # pid: what it was forked from, and when
         self._began: dict[int, int] = {}  # pid: when it became what it is by an exec
@@ -94,6 +96,9 @@ class ProcessFollower:
                 self._fork(pid, message.address)
             elif message.reason == MessageReason.NEW_BINARY:
                 self._plan_new_binary(pid, now_ns)
+            elif message.reason == MessageReason.THREAD_STATES:
+                if self._find_threads(pid):
+                    between()
             elif (process := self._processes.get(pid)) is None:
                 self._plan(pid, now_ns)
             elif message.reason == MessageReason.NEW_PROCESS:
@@ -105,6 +110,16 @@ class ProcessFollower:
                 del self._due[pid]
                 self._publish(pid)
                 between()
+
+    def _find_threads(self, pid: int) -> bool:
+        """Tell the kernel side where the Python threads of a process are, which it could not find."""
+        process = self._processes.get(pid)
+        if process is None or process.python is None:
+            return False
+        states = self._thread_states.find(pid, process.start_ns, process.python)
+        if states:
+            self._tables.put_thread_states(pid, states)
+        return bool(states)
 
     def want(self, pid: int) -> None:
         """Have a process published, or looked at again, soon."""
@@ -314,6 +329,10 @@ class ProcessFollower:
         self._files.learn(mappings)
         for mapping in mappings:
             self._symbols.hold(pid, mapping)
+        if python is not None and has_many_threads(
+            pid
+        ):  # before a long wait is taken of one that is not known
+            self._find_threads(pid)
 
     def _find_python(self, process: ProcessStacks, mappings: Sequence[Mapping]) -> PythonLayout | None:
         try:
@@ -337,6 +356,7 @@ class ProcessFollower:
     def _exit(self, pid: int) -> None:
         self._due.pop(pid, None)
         self._tables.forget(pid)
+        self._thread_states.forget(pid)
         self._leave(pid)
 
     def _leave(self, pid: int) -> None:

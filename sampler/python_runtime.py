@@ -257,5 +257,5 @@ def _version(elf: ElfFile, addresses: dict[str, int], binary: str) -> tuple[int,
 
 def _unsupported(version: tuple[int, int], binary: str) -> UnsupportedPython:
     if version == (0, 0):
-        return UnsupportedPython(f"CPython of unknown version, older than 3.9 ({binary})")
-    return UnsupportedPython(f"CPython {version[0]}.{version[1]} (3.9 to 3.15 are known)")
+        return UnsupportedPython(f"CPython of unknown version, older than 3.9, has no Python rows ({binary})")
+    return UnsupportedPython(f"CPython {version[0]}.{version[1]} has no Python rows (3.9 to 3.15 have)")

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuprof.bpf.records import Batch, RecordFlag, StopReason
-from gpuprof.sampler.frame_ids import FrameIds
+from gpuprof.sampler.frame_ids import FrameIds, Role
 from gpuprof.sampler.generated_code import advice
 from gpuprof.sampler.kallsyms import KernelSymbols
 from gpuprof.sampler.known_frames import CODE_BASE, KnownFrames
@@ -33,6 +33,7 @@ MAX_OUTER = 1024  # of a process
 MAX_OUTERS = 1 << 14  # different ones
 CHUNK_RECORDS = 2048  # at once: their columns stay in the processor's cache
 MAX_LENGTH = 1024  # words of a record
+NO_PYTHON = "the thread's Python frames were not found"
 _COMPLETE = (StopReason.ROOT, StopReason.KERNEL_THREAD)
 _COUNT_BITS = np.uint64(16)
 
@@ -138,7 +139,10 @@ class StackResolver:
             stacks = self._find(records, keys_of(hashes), range(len(batch)))
             self._note_outers(records, stacks, np.flatnonzero(python))
         cut = batch.flags & RecordFlag.PYTHON_TRUNCATED != 0
-        truncated = int(np.count_nonzero(~records.walked & (cut | ~python)))
+        cut_short = ~records.walked & (cut | ~python)
+        lost = np.flatnonzero((batch.flags & RecordFlag.PYTHON_NOT_FOUND != 0) & ~cut_short)
+        truncated = int(np.count_nonzero(cut_short))
+        truncated += sum(not stacks[record].complete for record in lost.tolist())
         processes = list(map(records.processes.__getitem__, records.process_of.tolist()))
         return ResolvedBatch(processes, stacks, truncated, records.threads)
 
@@ -164,6 +168,7 @@ class StackResolver:
         header <<= _COUNT_BITS
         header |= batch.stop.astype(np.uint64) << np.uint64(2)
         header |= batch.flags & np.uint8(RecordFlag.PYTHON_TRUNCATED)  # bit 1
+        header |= (batch.flags & np.uint8(RecordFlag.PYTHON_NOT_FOUND)).astype(np.uint64) << np.uint64(3)
         header |= records.by_host
         total = [header * weight for weight in self._weights[0]]
         self._hash.reserve(2 * len(self._ids) + CODE_BASE)
@@ -259,22 +264,23 @@ class StackResolver:
         codes = (parts.codes[python].astype(np.int64) - CODE_BASE).tolist()
         hosts = parts.hosts[python].tolist() if parts.hosts is not None else [0] * len(codes)
         by_host = bool(records.by_host[at])
-        merged = merge(
-            parts.native_ids[native].tolist(), self._ids.roles, _groups(codes, hosts, by_host),
-            by_host=by_host, native_complete=walked,
-        )  # fmt: skip
+        groups, native_ids = _groups(codes, hosts, by_host), parts.native_ids[native].tolist()
+        merged = merge(native_ids, self._ids.roles, groups, by_host=by_host, native_complete=walked)
         frames = array("I", parts.kernel_ids[kernel].tobytes())
         frames.extend(merged.frames)
-        if not whole:
-            words = StopReason(int(batch.stop[at])).words
-            if native.start < native.stop:
-                words += advice(self._ids.describe(int(parts.native_ids[native][-1]))[2])
+        # A thread without thread states runs no loop; where it runs one, not all Python frames are there.
+        loops = sum(self._ids.roles[frame] == Role.EVAL for frame in native_ids)
+        lost = bool(batch.flags[at] & RecordFlag.PYTHON_NOT_FOUND) and loops > len(groups)
+        if lost or not whole:
+            words = NO_PYTHON if whole else StopReason(int(batch.stop[at])).words
+            if native_ids and not whole:
+                words += advice(self._ids.describe(native_ids[-1])[2])
             frames.append(self._ids.get(f"[truncated: {words}]", "", "", FrameKind.UNKNOWN))
         elif not walked and outer is not None:
             # The outermost Python frame was seen in a complete stack: what is outside of it is the same.
             frames.extend(outer)
         frames.reverse()
-        return MergedStack(frames.tobytes(), whole, merged.outer)
+        return MergedStack(frames.tobytes(), whole and not lost, merged.outer)
 
 
 def _groups(codes: Sequence[int], hosts: Sequence[int], by_host: bool) -> list[Group]:

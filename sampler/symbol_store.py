@@ -7,6 +7,7 @@ when needed.
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Hashable
 
@@ -17,6 +18,7 @@ from gpuprof.sampler.symbols import BinarySymbols
 MAX_BINARIES = 384
 MAX_ARRAY_BYTES = 16 << 20  # libtorch_cpu has 6 MB
 _READ_BYTES = 256 << 10  # reading so much of tables has left holes
+_TRIM_EVERY_NS = 60 * 10**9  # so do processes and stacks that come and go
 
 
 class SymbolStore:
@@ -25,6 +27,7 @@ class SymbolStore:
     def __init__(self) -> None:
         self._binaries: OrderedDict[Hashable, BinarySymbols] = OrderedDict()
         self._seen_bytes = 0
+        self._next_trim_ns = 0
 
     def hold(self, pid: int, mapping: Mapping) -> None:
         """Open the binary now, so that it can be read after the process is gone."""
@@ -41,9 +44,13 @@ class SymbolStore:
         return binary
 
     def trim(self) -> None:
-        """Let go of what is over the limits, and of what reading left behind; call it now and then."""
+        """Let go of what is over the limits, and of free memory that reading and forgetting left behind; call
+        it now and then.
+        """
         total = sum(binary.nbytes for binary in self._binaries.values())
-        if total > self._seen_bytes + _READ_BYTES:
+        now_ns = time.monotonic_ns()
+        if total > self._seen_bytes + _READ_BYTES or now_ns >= self._next_trim_ns:
+            self._next_trim_ns = now_ns + _TRIM_EVERY_NS
             memory.trim()
         self._seen_bytes = total
         while self._binaries and (len(self._binaries) > MAX_BINARIES or total > MAX_ARRAY_BYTES):

@@ -128,6 +128,7 @@ class BinarySymbols:
         for elf in {self._elf, self._names}:
             with contextlib.suppress(AttributeError):
                 del elf.sections  # some 10 KB that are not needed again; they would be read anew
+            elf.segments = elf.loads  # nothing else is asked for from now on
 
     def _mini_debug_info(self) -> ElfFile | None:
         assert self._elf is not None

@@ -9,10 +9,12 @@ child uses its parent's run.
 
 from __future__ import annotations
 
+import contextlib
 import struct
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Mapping as MappingOf
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,6 +42,8 @@ _PROCESS = struct.Struct(
     "<IIIIQQ"
 )  # struct process_tables: first, count, python, serial, bias, executable pages
 _LAYOUT = struct.Struct("<QII15H2x")  # struct python_layout
+_THREAD = struct.Struct("<QI4x")  # struct thread_key
+_STATES = struct.Struct("<4Q")  # struct known_states
 _LAYOUT_TYPE = np.dtype((np.void, _LAYOUT.size))
 _PID = struct.Struct("<I")
 _MASK_64 = (1 << 64) - 1
@@ -68,7 +72,7 @@ class UnwindTables:
     def __init__(self, programs: StackPrograms, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
         sizes, maps = programs.sizes, programs.maps
         self._clock_ns = clock_ns
-        self._processes_fd = maps["processes"]
+        self._processes_fd, self._threads_fd = maps["processes"], maps["thread_states"]
         self._mappings = MapWindow(maps["unwind_mappings"], sizes.mappings, MAPPING)
         self._layouts = MapWindow(maps["python_layouts"], sizes.python_layouts, _LAYOUT_TYPE)
         self._mapping_space = TableSpace(sizes.mappings, 1)
@@ -139,6 +143,13 @@ class UnwindTables:
         """The process is gone, or became another program."""
         syscalls.map_delete(self._processes_fd, _PID.pack(pid))
         self._leave(pid)
+
+    def put_thread_states(self, pid: int, states: MappingOf[int, Sequence[int]]) -> None:
+        """Where the Python thread states of threads are, by thread pointer; at most four of each."""
+        keys = b"".join(_THREAD.pack(thread, pid) for thread in states)
+        values = b"".join(_STATES.pack(*known, *(0,) * (4 - len(known))) for known in states.values())
+        with contextlib.suppress(OSError):  # the stacks then say that these were not found
+            syscalls.map_update_many(self._threads_fd, keys, values, len(states))
 
     def knows(self, pid: int) -> bool:
         """Has the process been published, or forked from one that was?"""

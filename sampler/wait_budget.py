@@ -52,7 +52,7 @@ def threshold_for(duration: NDArray[np.float64], weight: NDArray[np.float64], mo
     longer = float(count.sum()) - np.cumsum(count)  # waits that are longer than each of them
     length = np.cumsum(count * ns)  # of all up to each of them
     enough = longer + length / ns <= most  # where the threshold is as long as each of them
-    at = int(np.argmax(enough)) if enough[-1] else len(ns)
+    at = max(int(np.argmax(enough)), 1) if enough[-1] else len(ns)  # not 0, but for rounding
     # From the wait before on up to this one the sum is longer + length / threshold.
     return float(length[at - 1] / (most - longer[at - 1]))
 
@@ -137,6 +137,9 @@ class WaitBudget:
             if demand[number] > share:
                 mine = group == number
                 wanted[name] = threshold_for(ns[mine], weight[mine], share)
+                # So few that those of great weight began under a higher threshold: this one leaves no more.
+                if 2 * np.count_nonzero(mine) < share:
+                    wanted[name] = min(wanted[name], self._of.get(name, self._others))
         self._move(wanted, age_ns)
         self._notice(pids.tolist(), np.bincount(own, kept, minlength=len(pids)) <= share, now_ns)
 

@@ -16,14 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuprof.bpf.records import Batch
-from gpuprof.bpf.wait_programs import WaitPrograms
+from gpuprof.bpf.wait_programs import UNWALKED_NS, WaitPrograms
 from gpuprof.sampler.earlier_waits import KernelStack, waits_of
 from gpuprof.sampler.frame_ids import FrameIds
 from gpuprof.sampler.launch_stacks import ThreadIds
 from gpuprof.sampler.process_follower import ProcessFollower
 from gpuprof.sampler.record_threads import by_latest
 from gpuprof.sampler.stack_resolver import StackResolver
-from gpuprof.sampler.wait_budget import WaitBudget
+from gpuprof.sampler.wait_budget import OTHERS, WaitBudget
+from gpuprof.sampler.wait_peaks import Peaks
 from gpuprof.sampler.wait_rows import LastingWaits, WaitRows, rows_of
 from gpuprof.sampler.wait_stacks import Key, WaitStacks
 from gpuprof.snapshots.frames import NO_THREAD, WaitKind
@@ -70,6 +71,7 @@ class WaitReader:
         self._stacks = WaitStacks(programs, resolver)
         self._lasting = LastingWaits()
         self._budget: WaitBudget | None = None
+        self._peaks = Peaks()
         self._spent_s = 0.0  # CPU time for waits that ended, since the budget was last asked
         self._earlier: deque[tuple[Key, KernelStack]] = (
             deque()
@@ -81,6 +83,14 @@ class WaitReader:
     def truncated(self) -> int:
         """Rows whose stack is not complete or not known."""
         return self._stacks.truncated + self._stacks.not_kept
+
+    def raised(self) -> tuple[int, dict[int, int]]:
+        """(the highest threshold, in ns, that processes in general had, 0 where it was the one that was asked
+        for; that of each process with a higher one of its own), of the time that the history holds. Where the
+        kernel side could not take all stacks, the shortest wait that it sends nevertheless. From any thread.
+        """
+        found = self._peaks.since(self._history.span[0])
+        return found.pop(OTHERS, 0), found
 
     def follow_earlier(self, pid: int) -> None:
         """Follow the waits that the threads of a process, which is tracked already, had begun before. From
@@ -161,13 +171,18 @@ class WaitReader:
     def _steer(self, waits: NDArray[np.void], now_ns: int) -> None:
         """Keep what waits cost within bounds; those that last are few, and are left out of it."""
         programs = self.programs
+        spent_s, self._spent_s = self._spent_s, 0.0
         if not programs.running:
             self._budget = None
             return
         if self._budget is None:
             self._budget = WaitBudget(programs.threshold_ns)
-        thresholds = self._budget.next(waits, self._spent_s, now_ns)
-        self._spent_s = 0.0
+        thresholds = self._budget.next(waits, spent_s, now_ns)
+        for pid in np.unique(waits["pid"][waits["weight"] != 1]).tolist():
+            self._peaks.note(pid, UNWALKED_NS, now_ns)
+        for pid, threshold_ns in ((OTHERS, thresholds.others), *thresholds.of.items()):
+            if threshold_ns > self._budget.base_ns:
+                self._peaks.note(pid, threshold_ns, now_ns)
         programs.set_thresholds(thresholds.others, thresholds.of)
 
     def _add_lasting(

@@ -1,10 +1,10 @@
 """Turns waits as the kernel side sends them into rows: from the switch-out to the wake a thread was blocked,
 from there to the switch-in it was ready and not scheduled.
 
-A wait of at least its threshold is always sent, a shorter one with probability duration / threshold, and of
-the switch-outs of a busy thread one in `weight` was followed; the reciprocal of the product is the row's
-weight, so that sums over rows are unbiased. A wait that lasts is written in pieces, so that it is seen before
-it ends.
+A wait of at least its threshold is always sent, a shorter one with probability duration / threshold, and
+where threads wait very often those under UNWALKED_NS only if theirs is the one switch-out in `weight` whose
+stack was taken; the reciprocal of the product is the row's weight, so that sums over rows are unbiased. A
+wait that lasts is written in pieces, so that it is seen before it ends.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuprof.bpf.wait_programs import UNWALKED_NS
 from gpuprof.snapshots.frames import WaitKind
 
 MAX_WAIT_NS = 1 << 60
@@ -40,7 +41,8 @@ def weights_of(waits: NDArray[np.void], end_ns: NDArray[np.uint64]) -> NDArray[n
     """How many waits each of these stands for, at least 1."""
     duration = np.maximum(end_ns.astype(np.float64) - waits["extra"].astype(np.float64), 1.0)
     shorter = np.maximum(waits["threshold_ns"].astype(np.float64) / duration, 1.0)
-    found: NDArray[np.float32] = (np.maximum(waits["weight"], 1) * shorter).astype(np.float32)
+    of_walks = np.where(duration < UNWALKED_NS, np.maximum(waits["weight"], 1), 1)
+    found: NDArray[np.float32] = (of_walks * shorter).astype(np.float32)
     return found
 
 
@@ -89,9 +91,9 @@ class LastingWaits:
         """
         written: dict[int, tuple[int, int]] = {}
         chosen, starts = [], []
-        columns = (running[name].tolist() for name in ("tid", "extra", "threshold_ns"))
-        for index, (tid, out_ns, threshold_ns) in enumerate(zip(*columns, strict=True)):
-            if now_ns - out_ns < threshold_ns:
+        columns = (running[name].tolist() for name in ("tid", "extra", "threshold_ns", "weight"))
+        for index, (tid, out_ns, threshold_ns, weight) in enumerate(zip(*columns, strict=True)):
+            if now_ns - out_ns < (threshold_ns if weight == 1 else max(threshold_ns, UNWALKED_NS)):
                 continue  # it may yet be one that is sampled
             known = self._written.get(tid)
             begun = known is not None and known[0] == out_ns

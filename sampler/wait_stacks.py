@@ -8,9 +8,11 @@ its own frames.
 from __future__ import annotations
 
 import re
+import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from numpy.typing import NDArray
 from gpuprof.bpf.records import Batch
 from gpuprof.bpf.wait_programs import NOT_IN_SYSCALL, ON_INTERRUPT_STACK, TIME_WAS_UP, WaitPrograms
 from gpuprof.sampler.frame_ids import FrameIds
+from gpuprof.sampler.gone_processes import GoneProcesses
 from gpuprof.sampler.stack_resolver import StackResolver
 from gpuprof.sampler.wait_kinds import A_TIMER, cause_of_wake, is_tracing, kind_of_wait
 from gpuprof.snapshots.frames import FrameKind
@@ -30,11 +33,15 @@ MAX_NEW_STACKS = 2000  # named in one batch; the frames of the others are asked 
 MAX_WITH_WAKER = 1 << 14  # rows' stacks of one generation that go on into the waker's frames
 MAX_ROW_STACKS = 1 << 15
 RENAMED_AT_ONCE = 500
+LOOK_EVERY = 2048  # new stacks: then those of processes that are gone are let go of
+MAX_KERNEL_PARTS = 1 << 12  # different ones, which stacks share
 BEGAN_BEFORE = "[stack not taken: the wait began before it was watched]"
 NOT_KEPT = "[stack not kept]"  # the record with its frames was lost; it comes again
+NOT_TAKEN = "[stack not taken: too many switches at that moment]"
 _NUMBERED = re.compile(r"[-_/:#]\w?\d.*$|\d{3,}$")
 
 Key = tuple[int, int, int]  # pid, start of the process, hash
+Texts = tuple[str, ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -86,6 +93,9 @@ class WaitStacks:
         self._ids: FrameIds | None = None
         self._old: list[KnownStack] = []  # of an old set of ids
         self._with_waker, self._generation = 0, -1
+        self._gone = GoneProcesses()
+        self._new = 0  # stacks since the last look
+        self._kernel_parts: dict[tuple[Texts, Texts], tuple[Texts, Texts]] = {}
 
     def take(self, batch: Batch, ids: FrameIds) -> None:
         """Name the stacks of a batch."""
@@ -96,6 +106,7 @@ class WaitStacks:
             found = _cut(stack.frames, stack.complete, ids)
             known = self.find(key)
             if known is None or known.in_ids(ids) != found.frames:
+                self._share(found)
                 self._put(key, found)
 
     def put_earlier(self, key: Key, names: Sequence[str], binaries: Sequence[str], ids: FrameIds) -> None:
@@ -108,7 +119,9 @@ class WaitStacks:
         self._put(key, _cut(frames, False, ids))
 
     def tidy(self, ids: FrameIds) -> None:
-        """Let go of an old set of frame ids, a few stacks at a time; call it now and then."""
+        """Let go of an old set of frame ids, a few stacks at a time, and of processes that are gone; call it
+        now and then.
+        """
         if self._ids is not ids:
             self._ids = ids
             self._old = [*self._stacks.values(), *self._before.values()]
@@ -116,6 +129,37 @@ class WaitStacks:
         for stack in self._old[-RENAMED_AT_ONCE:]:
             stack.in_ids(ids)
         del self._old[-RENAMED_AT_ONCE:]
+        now_ns = time.monotonic_ns()
+        due_ns = self._gone.due_ns
+        if due_ns is not None and now_ns >= due_ns:
+            self._forget(self._gone.take())
+        elif due_ns is None and self._new >= LOOK_EVERY:
+            self._new = 0
+            self._gone.look(dict.fromkeys((pid, start) for pid, start, _ in self._keys()), now_ns)
+
+    def _keys(self) -> Iterator[Key]:
+        return chain(self._before, self._stacks)
+
+    def _forget(self, gone: Collection[tuple[int, int]]) -> None:
+        """Let go of the stacks of these processes, and of rows that they are part of."""
+        self._stacks = {key: stack for key, stack in self._stacks.items() if key[:2] not in gone}
+        self._before = {key: stack for key, stack in self._before.items() if key[:2] not in gone}
+        keys = list(self._row_stacks)
+        if not keys:
+            return  # some versions of numpy refuse an empty buffer
+        rows = np.frombuffer(b"".join(keys), _ROW_KEY)
+        columns = ("pid", "start_ns", "waker_pid", "waker_start_ns")
+        of_rows = zip(keys, *(rows[name].tolist() for name in columns), strict=True)
+        for key, pid, start_ns, waker_pid, waker_start_ns in of_rows:
+            if (pid, start_ns) in gone or (waker_pid, waker_start_ns) in gone:
+                del self._row_stacks[key]
+
+    def _share(self, stack: KnownStack) -> None:
+        """Have stacks with the same kernel functions hold them once."""
+        if len(self._kernel_parts) >= MAX_KERNEL_PARTS:
+            self._kernel_parts.clear()
+        part = stack.names, stack.binaries
+        stack.names, stack.binaries = self._kernel_parts.setdefault(part, part)
 
     def find(self, key: Key) -> KnownStack | None:
         """The stack of a process with a hash, None when its frames have not come."""
@@ -128,6 +172,7 @@ class WaitStacks:
         if len(self._stacks) >= MAX_STACKS:
             self._before, self._stacks = self._stacks, {}
         self._stacks[key] = stack
+        self._new += 1
 
     def ids_of(
         self, waits: NDArray[np.void], runnable: NDArray[np.bool_], tables: Tables, ids: FrameIds
@@ -216,7 +261,7 @@ def frames_of_row(
     names, binaries = (host.names, host.binaries) if host is not None else ((), ())
     runnable = bool(row["runnable"])
     kind = kind_of_wait(names, int(row["syscall"]), runnable=runnable, binaries=binaries)
-    unknown = [ids.get(NOT_KEPT, "", "", FrameKind.UNKNOWN)]
+    unknown = [ids.get(NOT_KEPT if row["stack"] else NOT_TAKEN, "", "", FrameKind.UNKNOWN)]
     frames = unknown if host is None else list(host.in_ids(ids))
     frames.append(ids.get(kind, "", "", FrameKind.WAIT))
     flags = int(row["waker_flags"])

@@ -225,6 +225,8 @@ class SnapshotWriter:
         ranges = sum(len(frame.start_ns) for frame in frames if isinstance(frame, Ranges))
         if not (samples or readings or work or waits or ranges or even_empty):
             return
+        if self._end_ns is not None and end_ns == self._end_ns + 1:  # rows that were cut end with it
+            end_ns = self._end_ns
         chunk = chunks.pack_chunk(chunks.DATA, chunks.pack_frames(frames), start_ns, end_ns)
         offset = self._offset
         self._write_all(chunk)

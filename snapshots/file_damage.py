@@ -23,6 +23,9 @@ class Findings:
     history: History | None = None
     read: list[tuple[int, int]] = field(default_factory=list)  # data chunks
     lost: list[tuple[int, int, str]] = field(default_factory=list)  # those that cannot be used, and why
+    headers: set[ChunkHeader] = field(default_factory=set)  # of those that were read
+    repeated: int = 0  # chunks that are there once more
+    another_bytes: int = 0  # of another snapshot file that follows
     raw_bytes: int = 0
     skipped_bytes: int = 0  # that belong to no chunk
     cut: ChunkHeader | None = None  # the chunk that the file ends within
@@ -66,6 +69,13 @@ def damage(findings: Findings, *, growing: bool = False) -> str | None:
     elif not said and not growing and findings.skipped_bytes:
         may = "no chunk is missing" if findings.index is not None else "what was found of it is shown"
         said.append(f"some bytes between or after its chunks are damaged; {may}")
+    if findings.repeated:
+        said.append(f"{findings.repeated} of its chunks are there more than once, and are counted once")
+    if findings.another_bytes:
+        size = f"{findings.another_bytes / 1e6:.2f} MB"
+        said.append(
+            f"another snapshot follows in the same file ({size}), which is not read: open it by itself"
+        )
     return "; ".join(said) or None
 
 

@@ -156,12 +156,20 @@ def _read_chunks(file: BinaryIO, findings: Findings) -> None:
             return
         header = chunks.parse_header(head)
         if header is None:
-            if chunks.parse_trailer(head) is not None:
-                findings.closed = True
+            if head.startswith(chunks.FILE_MAGIC):  # cat a b > c: two recordings at once would be neither
+                if findings.history is None and not findings.lost:  # nothing was before it
+                    file.seek(at + chunks.FILE_HEADER.size)
+                    continue
+                findings.another_bytes = os.fstat(file.fileno()).st_size - at
                 return
+            if chunks.parse_trailer(head[: chunks.TRAILER.size]) is not None:
+                findings.closed = True
+                file.seek(at + chunks.TRAILER.size)
+                continue
+            findings.skipped_bytes += 1
             if not _seek_marker(file, at + 1, findings):
                 return
-            findings.skipped_bytes += file.tell() - at
+            findings.skipped_bytes += file.tell() - at - 1
             continue
         stored = file.read(header.stored_bytes) if header.stored_bytes <= chunks.MAX_RAW_BYTES else b""
         if len(stored) < header.stored_bytes:
@@ -200,6 +208,9 @@ def _take_chunk(header: ChunkHeader, stored: bytes, findings: Findings) -> None:
         findings.span = header.start_ns, header.end_ns
     if header.kind != chunks.DATA:
         return  # of a later version
+    if header in findings.headers:
+        findings.repeated += 1
+        return
     findings.raw_bytes += header.raw_bytes
     frames = chunks.unpack_frames(raw)
     hello = next(frames, None)
@@ -212,24 +223,25 @@ def _take_chunk(header: ChunkHeader, stored: bytes, findings: Findings) -> None:
     for frame in itertools.chain([hello], frames):
         history.ingest(frame)
     findings.history = history  # only now: a first chunk that cannot be used leaves nothing behind
+    findings.headers.add(header)
     findings.read.append((header.start_ns, header.end_ns))
 
 
 def _seek_marker(file: BinaryIO, at: int, findings: Findings) -> bool:
-    """Move to the next chunk marker or to the trailer, from `at` on; False (at the end) when there is
-    none.
+    """Move to the next chunk marker, to the trailer or to the header of another file, from `at` on; False
+    (at the end) when there is none.
     """
-    keep = len(chunks.MARKER) - 1
+    markers = chunks.MARKER, chunks.TRAILER_MARKER, chunks.FILE_MAGIC
+    keep = max(map(len, markers)) - 1
     file.seek(at)
     tail = b""
     while block := file.read(_SCAN_BYTES):
         window = tail + block
         start = file.tell() - len(window)
-        for marker in (chunks.MARKER, chunks.TRAILER_MARKER):
-            found = window.find(marker)
-            if found >= 0:
-                file.seek(start + found)
-                return True
+        found = [place for marker in markers if (place := window.find(marker)) >= 0]
+        if found:
+            file.seek(start + min(found))
+            return True
         tail = window[-keep:]
     findings.skipped_bytes += file.tell() - at
     return False

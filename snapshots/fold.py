@@ -3,19 +3,19 @@ recursion.
 
 Tree: root -> process -> [thread] -> frames. The fold is in three steps: weights by (group, stack), where a
 group is a process or a thread; sums for all callers, from the deepest level up; and, where rows come from
-several generations of tables, a merge by names from the top down. process_groups.py then merges small
-processes of one name, and tree.py cuts and orders the result.
+several generations of tables, a merge by names from the top down. hiding.py then takes internal rows
+out, process_groups.py merges small processes of one name, and tree.py cuts and orders the result.
 Where weights are estimates, their variances are summed along with them (estimates.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from gpuprof.snapshots import process_groups, time_share, tree
+from gpuprof.snapshots import hiding, process_groups, time_share, tree
 from gpuprof.snapshots.columns import Array, Rows
 from gpuprof.snapshots.estimates import Groups, Sampled
 from gpuprof.snapshots.frames import NOT_SEEN, STACK_NOT_TAKEN, UNMATCHED_LAUNCH, FrameKind, Query, Tree
@@ -106,11 +106,15 @@ def folded(parts: Iterable[Weighed], *, by_thread: bool, merge: bool = False) ->
 
 
 def cut(query: Query, all_rows: Folded, *, name: str, unit: str) -> Tree:
-    """Return the tree that a query asks for."""
+    """Return the tree that a query asks for. Internal rows go first, small ones last (hiding.py)."""
+    shown = None if query.internals else hiding.without_internals(all_rows.nodes)
     nodes = process_groups.grouped(
-        all_rows.nodes, all_rows.people, min_fraction=query.min_fraction, max_nodes=query.max_nodes
+        all_rows.nodes if shown is None else shown.nodes,
+        all_rows.people,
+        min_fraction=query.min_fraction,
+        max_nodes=query.max_nodes,
     )
-    return tree.build(
+    built = tree.build(
         nodes,
         query_id=query.id,
         name=name,
@@ -121,6 +125,7 @@ def cut(query: Query, all_rows: Folded, *, name: str, unit: str) -> Tree:
         min_fraction=query.min_fraction,
         max_nodes=query.max_nodes,
     )
+    return built if shown is None else replace(built, hidden=shown.hidden)
 
 
 def tree_of(query: Query, parts: Iterable[Weighed], *, name: str, unit: str) -> Tree:

@@ -4,7 +4,7 @@ The weight of a row is its overlap with the range, in ns. The widths of the tree
 the same time counts as often, so that they can exceed the wall time. Busy is the union of a device's rows.
 Idle is claimed only where the device was observed (metrics.py, gpu_observed). Work whose launch got no stack
 is spread over the paths of the launches that did (launch_estimates.py). Where a query asks for it, what ran
-while a device was recorded is scaled to the whole range (time_share.py).
+in pauses of recording is estimated (time_share.py).
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ Gauge = tuple[Array, Array, Array]  # start, end (ns) and value of readings
 @dataclass(frozen=True, slots=True)
 class Devices:
     """What is known of the devices: facts, readings of gpu_observed by UUID, and the part of the range that
-    was recorded at all.
+    was recorded at all; `ever`: those readings of the whole recording, where scaled times are wanted.
     """
 
     facts: Sequence[GpuFacts]
     observed: Mapping[str, Gauge]
     low_ns: int
     high_ns: int
+    ever: Mapping[str, Gauge] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +102,13 @@ class _Scale:
     """The windows in which devices were recorded, for a query that asks for scaled times."""
 
     windows: time_share.Windows
-    places: Mapping[str, tuple[int, Spans]]
-    length_ns: int
+    places: Mapping[str, time_share.Place]
 
     @classmethod
     def of(cls, devices: Devices) -> _Scale:
         low, high = devices.low_ns, max(devices.high_ns, devices.low_ns)
-        observed = {uuid: observed_spans(gauge) for uuid, gauge in devices.observed.items()}
-        return cls(*time_share.windows_of(observed, low, high), high - low)
+        ever = devices.observed if devices.ever is None else devices.ever
+        return cls(*time_share.windows_of({u: observed_spans(gauge) for u, gauge in ever.items()}, low, high))
 
     def apply(
         self, view: TablesView, columns: Mapping[str, Array], inside_ns: Array
@@ -116,26 +116,29 @@ class _Scale:
         """Return for each row the time that counts, the factor that scales it, and its window.
 
         Work counts whole in the window in which it begins, as it is recorded, so that long work is not missed
-        at the edges.
+        at the edges. What was recorded before the first window, or after the last one, counts as it is.
         """
         inside, factor = inside_ns.copy(), np.ones(len(inside_ns))
         window = np.full(len(inside_ns), -1, np.int64)
         for number in np.unique(columns["gpu"]).tolist():
-            first, spans = self.places.get(view.strings[number], (0, gaps.EMPTY))
-            if not len(spans):
+            place = self.places.get(view.strings[number])
+            if place is None:
                 continue
-            mine = np.flatnonzero(columns["gpu"] == number)
-            start = columns["start_ns"][mine].astype(np.int64)
+            start = columns["start_ns"].astype(np.int64)
+            between = (start >= place.first_ns) & (start < place.last_ns)
+            mine = np.flatnonzero((columns["gpu"] == number) & between)
+            start, spans = start[mine], place.windows
             inside[mine] = np.where(spans.holds(start), inside[mine], 0)
-            factor[mine] = self.length_ns / spans.total_ns
-            window[mine] = first + np.clip(np.searchsorted(spans.end, start, "right"), 0, len(spans) - 1)
+            factor[mine] = place.factor
+            last = len(spans) - 1
+            window[mine] = place.number + np.clip(np.searchsorted(spans.end, start, "right"), 0, last)
         return inside, factor, time_share.Clustered(self.windows, window)
 
     def sentence(self) -> str:
-        if not len(self.windows.recorded):
+        if not self.places:
             return ""
-        shares = ", ".join(f"{100 * share:.0f} %" for share in self.windows.recorded.tolist())
-        return f"{SUMMARY_SEPARATOR}the tree is scaled from the {shares} of the time that was recorded"
+        said = sorted({place.text() for place in self.places.values()})
+        return f"{SUMMARY_SEPARATOR}the tree is scaled from the {', '.join(said)} that was recorded"
 
 
 def _weighed(work: _Work, scale: _Scale | None = None, *, by_range: bool = False) -> fold.Weighed:

@@ -11,11 +11,18 @@
 from __future__ import annotations
 
 import re
+from enum import IntFlag
+from functools import lru_cache
+from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpuprof.snapshots.frames import FrameKind, Tree
-from gpuprof.snapshots.preorder import Bools, Ints, marked_above, marked_below
+from gpuprof.snapshots.frames import FrameKind
+from gpuprof.snapshots.preorder import Bools
+
+if TYPE_CHECKING:
+    from gpuprof.snapshots.fold import Nodes
 
 # File names of the interpreter: python3.12, python3.13t, python3-dbg, libpython3.12.so.1.0
 _INTERPRETER = re.compile(r"(lib)?python(\d[\d.]*[dmtu]*(-\w+)?)?(\.so(\.[\d.]+)?)?( \(deleted\))?")
@@ -31,67 +38,73 @@ _ENTRY = re.compile(
 _CODE = (FrameKind.PYTHON, FrameKind.NATIVE, FrameKind.JIT, FrameKind.KERNEL_SPACE)
 
 
-def internal_rows(tree: Tree, parent: Ints, end: Ints) -> Bools:
-    """A mask of those rows. `parent`: of the tree, as int64; `end`: of each row's subtree (preorder_ends)."""
-    python = tree.kind == FrameKind.PYTHON
-    hidden = _interpreter(tree) & ((marked_above(python, end) > 0) | (marked_below(python, end) > 0))
-    called = end > np.arange(len(parent)) + 1  # has rows below it
-    kernel, native = tree.kind == FrameKind.KERNEL_SPACE, tree.kind == FrameKind.NATIVE
-    nameless = native & _of_libc(tree) & _unnamed(tree)
-    candidate = nameless | _named(tree, FrameKind.NATIVE, _START)
-    hidden |= (_outermost(tree, parent, candidate) | _named(tree, FrameKind.KERNEL_SPACE, _ENTRY)) & called
-    program = (marked_above(native, end) > 0) | (marked_above(python, end) > 0)
-    hidden |= (kernel | nameless) & program & (marked_below(tree.kind == FrameKind.WAIT, end) > 0)
+class _Says(IntFlag):
+    """What the label of a row says of it."""
+
+    CODE = 1
+    PYTHON = 2
+    NATIVE = 4
+    KERNEL = 8
+    WAIT = 16
+    INTERPRETER = 32  # native code of it
+    NAMELESS = 64  # native code of libc with an address for a name
+    START = 128  # native code that starts a program or a thread
+    ENTRY = 256  # how any system call enters the kernel
+
+
+def internal_rows(nodes: Nodes) -> Bools:
+    """Return a mask of those rows. The levels of `nodes` follow each other."""
+    used = np.unique(nodes.label)
+    says = np.zeros(len(nodes.labels), np.int64)
+    for number in used.tolist():
+        name, _, binary, _, kind = nodes.labels[number]
+        says[number] = _says(name, binary, kind)
+    row = says[nodes.label]
+
+    def said(what: _Says) -> Bools:
+        found: Bools = (row & what) != 0
+        return found
+
+    candidate = said(_Says.NAMELESS | _Says.START)
+    above = np.zeros(len(row), np.int64)  # what the rows above say
+    below = np.zeros(len(row), np.int64)
+    outermost = np.zeros(len(row), np.bool_)  # nothing but candidates up to the beginning of its stack
+    called = np.zeros(len(row), np.bool_)  # has rows below it
+    called[nodes.parent[1:]] = True
+    bounds = np.searchsorted(nodes.depth, np.arange(int(nodes.depth[-1]) + 2)).tolist()
+    levels = list(pairwise(bounds[1:]))
+    for low, high in levels:
+        parent = nodes.parent[low:high]
+        above[low:high] = above[parent] | row[parent]
+        outermost[low:high] = candidate[low:high] & (outermost[parent] | ((row[parent] & _Says.CODE) == 0))
+    for low, high in reversed(levels):
+        parent, mine = nodes.parent[low:high], below[low:high] | row[low:high]
+        for what in (_Says.PYTHON, _Says.WAIT):
+            below[parent[(mine & what) != 0]] |= what
+    hidden: Bools = said(_Says.INTERPRETER) & (((above | below) & _Says.PYTHON) != 0)
+    hidden |= (outermost | said(_Says.ENTRY)) & called
+    of_program = (above & (_Says.NATIVE | _Says.PYTHON)) != 0
+    hidden |= said(_Says.KERNEL | _Says.NAMELESS) & of_program & ((below & _Says.WAIT) != 0)
     hidden[0] = False
     return hidden
 
 
-def _interpreter(tree: Tree) -> Bools:
-    """Rows that are native code of the interpreter."""
-    count = len(tree.strings)
-    is_interpreter, is_library, is_api = (np.zeros(count, np.bool_) for _ in range(3))
-    native = tree.kind == FrameKind.NATIVE
-    for number in np.unique(tree.binary[native]).tolist():
-        text = tree.strings[number]
-        is_interpreter[number] = _INTERPRETER.fullmatch(text) is not None
-        is_library[number] = ".so" in text or not text
-    named = native & ~is_library[tree.binary]
-    for number in np.unique(tree.name[named]).tolist():
-        is_api[number] = _API_NAME.match(tree.strings[number]) is not None
-    result: Bools = native & (is_interpreter[tree.binary] | (named & is_api[tree.name]))
-    return result
-
-
-def _of_libc(tree: Tree) -> Bools:
-    found = np.zeros(len(tree.strings), np.bool_)
-    for number in np.unique(tree.binary[tree.kind == FrameKind.NATIVE]).tolist():
-        found[number] = _LIBC.fullmatch(tree.strings[number]) is not None
-    result: Bools = found[tree.binary]
-    return result
-
-
-def _unnamed(tree: Tree) -> Bools:
-    """Rows that have an address in their file for a name."""
-    found = np.zeros(len(tree.strings), np.bool_)
-    for number in np.unique(tree.name[tree.kind == FrameKind.NATIVE]).tolist():
-        found[number] = "!0x" in tree.strings[number]
-    result: Bools = found[tree.name]
-    return result
-
-
-def _outermost(tree: Tree, parent: Ints, candidate: Bools) -> Bools:
-    """The candidates with nothing but candidates between them and the beginning of their stack."""
-    outermost = candidate & ~np.isin(tree.kind[parent], _CODE)
-    while not np.array_equal(further := outermost | (candidate & outermost[parent]), outermost):
-        outermost = further
-    return outermost
-
-
-def _named(tree: Tree, kind: FrameKind, pattern: re.Pattern[str]) -> Bools:
-    """Rows of a kind whose whole name matches."""
-    rows = tree.kind == kind
-    matches = np.zeros(len(tree.strings), np.bool_)
-    for number in np.unique(tree.name[rows]).tolist():
-        matches[number] = pattern.fullmatch(tree.strings[number]) is not None
-    result: Bools = rows & matches[tree.name]
-    return result
+@lru_cache(1 << 16)
+def _says(name: str, binary: str, kind: int) -> int:
+    says = _Says.CODE if kind in _CODE else _Says(0)
+    if kind == FrameKind.PYTHON:
+        says |= _Says.PYTHON
+    elif kind == FrameKind.WAIT:
+        says |= _Says.WAIT
+    elif kind == FrameKind.KERNEL_SPACE:
+        says |= _Says.KERNEL | (_Says.ENTRY if _ENTRY.fullmatch(name) else 0)
+    elif kind == FrameKind.NATIVE:
+        is_library = ".so" in binary or not binary
+        says |= _Says.NATIVE
+        if _INTERPRETER.fullmatch(binary) or (not is_library and _API_NAME.match(name)):
+            says |= _Says.INTERPRETER
+        if "!0x" in name and _LIBC.fullmatch(binary):  # an address in its file
+            says |= _Says.NAMELESS
+        if _START.fullmatch(name):
+            says |= _Says.START
+    return int(says)

@@ -10,7 +10,7 @@ from gpuprof.snapshots.columns import Array
 
 _NO_KEY = np.uint64((1 << 64) - 1)
 _SPREAD = np.uint64(0x9E37_79B9_7F4A_7C15)  # 2^64 / golden ratio
-_SPREAD_AGAIN = np.uint64(0xC2B2_AE3D_27D4_EB4F)  # any other odd number of as many ones
+_SPREAD_AGAIN = np.uint64(0xC2B2_AE3D_27D4_EB4F)  # any other odd number
 
 
 class KeyMemo:

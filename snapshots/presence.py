@@ -18,22 +18,31 @@ from gpuprof.snapshots.columns import Array
 from gpuprof.snapshots.gaps import MAX_NS, Spans
 from gpuprof.snapshots.timelines import Samples, ThreadWaits
 
-UNTOLD_NS = 2 * 10**9  # a wait that lasts is told in pieces, the last of which may come so late
+UNTOLD_NS = 2_500_000_000  # a wait that lasts is told in pieces, the first of which may come so late
+MAX_UNTOLD_NS = 7 * 10**9  # and a further one; later the longer the wait has lasted
 FOREVER = (0, MAX_NS)
 
 
 def life(samples: Sequence[Samples], waits: Sequence[ThreadWaits], known_until_ns: int) -> tuple[int, int]:
     """When a thread lived, as far as its rows of a range say: it ran, or it waited. Where no wait of it was
     recorded nothing says when it did not live: FOREVER. Who was there shortly before `known_until_ns`, the
-    end of all that is recorded, is taken to be there still.
+    end of all that is recorded, is taken to be there still: it may wait, of which the next piece is to come.
     """
     if not waits:
         return FOREVER
     first = min(int(one.start_ns.min()) for one in waits)
-    last = max(int(one.end_ns.max()) for one in waits)
-    for one in samples:
-        first, last = min(first, int(one.time_ns.min())), max(last, int(one.time_ns.max()))
-    return first, last if last + UNTOLD_NS < known_until_ns else MAX_NS
+    last, length = max(
+        (int(one.end_ns[at]), int(one.end_ns[at] - one.start_ns[at]))
+        for one in waits
+        for at in (int(one.end_ns.argmax()),)
+    )
+    if samples:
+        first = min(first, *(int(one.time_ns.min()) for one in samples))
+        ran = max(int(one.time_ns.max()) for one in samples)
+        last, length = (ran, 0) if ran > last else (last, length)
+    # A piece is as long as a fifth of the wait so far: the next one is longer by as much, and a look late.
+    untold = max(UNTOLD_NS, min(length * 5 // 4 + 1_500_000_000, MAX_UNTOLD_NS))
+    return first, last if last + untold < known_until_ns else MAX_NS
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -73,9 +73,10 @@ def _gpu(history: History, query: Query) -> Tree:
         first_ns, last_ns = history.span
         work = history.gpu_work_between(query.start_ns, query.end_ns)
         observed = gauges_between(history, "gpu_observed", query.start_ns, query.end_ns)
+        ever = gauges_between(history, "gpu_observed", first_ns, last_ns) if query.scaled else None
         facts = list(history.gpus.gpus) if history.gpus else []
     low_ns, high_ns = max(query.start_ns, first_ns), min(query.end_ns, last_ns)
-    return gpu_tree.gpu_tree(query, work, Devices(facts, observed, low_ns, high_ns))
+    return gpu_tree.gpu_tree(query, work, Devices(facts, observed, low_ns, high_ns, ever))
 
 
 def _idle(history: History, query: Query) -> Tree:

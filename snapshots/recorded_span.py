@@ -12,7 +12,8 @@ def span_of(rows: tuple[int, int] | None, recorded: tuple[int, int] | None) -> t
     none) and the time that the recorder says (`recorded`, None: it does not); None where nothing is known.
 
     What the recorder says comes from a file and may be anything: it is believed up to BEYOND_NS before the
-    first row and after the last one, or after its own start where there are no rows.
+    first row and after the last one, or after its own start where there are no rows. A row that was cut ends
+    where the recording does, and is no instant that would need one nanosecond more.
     """
     if recorded is None or not 0 <= recorded[0] < recorded[1]:
         return rows
@@ -20,4 +21,5 @@ def span_of(rows: tuple[int, int] | None, recorded: tuple[int, int] | None) -> t
     if rows is None:
         return (start, min(end, start + BEYOND_NS)) if start < MAX_NS else None
     first, last = rows
+    last -= last - 1 == end
     return min(first, max(start, first - BEYOND_NS)), max(last, min(end, last + BEYOND_NS))

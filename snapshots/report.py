@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import sys
@@ -20,7 +21,6 @@ from gpuprof.snapshots.report_charts import gpu_charts, gpu_lines
 from gpuprof.snapshots.report_json import json_report, json_text
 from gpuprof.snapshots.report_rates import rate_lines, rates_between
 from gpuprof.snapshots.report_sources import sources_between
-from gpuprof.snapshots.simplify import Simplified, without_internals
 from gpuprof.snapshots.timerange import duration_text, parse_range, wall_text
 
 __all__ = ["json_report", "json_text", "parse_range", "text_report"]
@@ -59,14 +59,11 @@ def text_report(
     """
     columns = max(columns or _terminal_columns(), 40)
     least = max(query.min_fraction, TEXT_MIN_FRACTION) if min_fraction is None else min_fraction
-    tree = history.query(replace(query, min_fraction=least))
-    simplified = Simplified(tree, 0) if internals else without_internals(tree)
-    tree = simplified.tree
+    tree = history.query(replace(query, min_fraction=least, internals=internals))
     lines = [*_header(history, query, tree)]
-    if simplified.hidden:
+    if tree.hidden:
         lines.append(
-            f"hidden    {simplified.hidden:,} internal rows: interpreter, libc's start, kernel entry "
-            "(--internals)"
+            f"hidden    {tree.hidden:,} internal rows: interpreter, libc's start, kernel entry (--internals)"
         )
     lines += rate_lines(rates_between(history, rates, query.start_ns, query.end_ns))
     lines += gpu_lines(history, query.start_ns, query.end_ns)
@@ -140,9 +137,10 @@ def _tree_lines(tree: Tree, columns: int) -> Iterator[str]:
     amount = f"{total:.0f} CPU samples" if in_samples else f"{duration_text(round(total))} {what}"
     yield fit(f"{amount}; each row with all that it {_BELOW.get(tree.tree, 'calls')}", columns)
     estimates = bool(tree.estimated.any())
-    if estimates:
-        yield fit("rows with ~ are estimates, ± one standard error", columns)
     rows = list(trees.rows(tree))
+    if estimates:
+        unknown = " (?: not known)" if any(row.estimated and row.error is None for row in rows) else ""
+        yield fit(f"rows with ~ are estimates, ± one standard error{unknown}", columns)
     inset = [0] * len(rows)
     for row, parent in zip(rows, tree.parent.tolist(), strict=True):
         if row.index:
@@ -151,7 +149,8 @@ def _tree_lines(tree: Tree, columns: int) -> Iterator[str]:
         share = row.total_weight / total
         time = "" if in_samples else f"{duration_text(round(row.total_weight)):>8} "
         if estimates:
-            time += ("" if row.error is None else f"±{duration_text(round(row.error))}").ljust(9)
+            error = "?" if row.error is None else duration_text(math.ceil(row.error))
+            time += (f"±{error}" if row.estimated else "").ljust(9)
         sign = "~" if row.estimated else ""
         head = f"{f'{sign}{100 * share:.1f}':>{6 if estimates else 5}} % {time}{_bar(share)} {'  ' * lead}"
         yield head + _label(row, columns - width(head))

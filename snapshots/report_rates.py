@@ -56,7 +56,7 @@ def rate_lines(rates: Iterable[dict[str, Any]]) -> Iterator[str]:
     """Yield a line of text for each of some work rates."""
     for entry in rates:
         per_s = f"{entry['per_s']:,.2f} /s" if "per_s" in entry else "not recorded"
-        error = f" ± {entry['error']:,.0f}" if "error" in entry else ""
+        error = f" ± {max(round(entry['error']), 1):,}" if "error" in entry else ""
         yield (
             f"rate      {clean(entry['name'])}: {per_s}, {_WORDS[entry['kind']]}, "
             f"{entry['count']:,.0f}{error} times"

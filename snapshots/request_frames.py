@@ -30,8 +30,9 @@ class Query(Frame):
     """A folded tree of [start_ns, end_ns). Empty filter lists mean no filter; filters are combined by and.
 
     `cpus` is for samples only and `gpus` (UUIDs) for GPU work only: with another tree they are an error.
-    `scaled`: GPU time that was recorded for a part of the range only is scaled to all of it. `by_range`: GPU
-    time by the NVTX ranges of its launch first, whose frames stand above the host stack.
+    `scaled`: what ran on a GPU in pauses of its recording is estimated (time_share.py). `by_range`: GPU
+    time by the NVTX ranges of its launch first, whose frames stand above the host stack. `internals`: rows of
+    internal_rows.py stay; otherwise they go, before small rows are summed.
     """
 
     KIND: ClassVar[str] = "query"
@@ -48,6 +49,7 @@ class Query(Frame):
     gpus: list[str] = field(default_factory=list)
     scaled: bool = False
     by_range: bool = False
+    internals: bool = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,7 +109,8 @@ class Tree(Frame):
     `name`, `file`, `binary` index `strings` (0: none); `line` 0: none. `unit`: "samples" or "ns". `estimated`
     is 1 where the weight is not exact, and `error` then the standard error of `total_weight`, NaN elsewhere.
     `bytes`: of the copies and memsets below, as far as they lie in the range. The `file` of a GPU kernel is
-    its full name, where `name` is short for it.
+    its full name, where `name` is short for it. `hidden`: how many internal rows were taken out, None where
+    none were to be, or by a sampler that does not know how.
     """
 
     KIND: ClassVar[str] = "tree"
@@ -130,6 +133,7 @@ class Tree(Frame):
     estimated: U8 = later(0, "<u1")  # noqa: RUF009
     error: F64 = later(np.nan, "<f8")  # noqa: RUF009
     bytes: F64 = later(0.0, "<f8")  # noqa: RUF009
+    hidden: int | None = None
 
     def __post_init__(self) -> None:
         fill_later(self, "parent")

@@ -1,7 +1,7 @@
-"""Hides the rows of a tree that say nothing to whoever wrote the program (internal_rows.py).
+"""Trees without internal rows, where whoever answered has left them in: a sampler of an earlier version.
 
-A hidden row's own weight goes to its nearest shown caller, its callees are lifted there, and rows that then
-have the same path are merged, so that totals stay exact. Everything else is kept.
+What was summed in "other (n)" rows before cannot be told apart any more, so that some rows lack a small part
+of what they are worth; hiding.py does the same before that.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from gpuprof.snapshots import tree as trees
 from gpuprof.snapshots.errors import FrameError
 from gpuprof.snapshots.fold import Nodes
 from gpuprof.snapshots.frames import FrameKind, Tree
-from gpuprof.snapshots.internal_rows import internal_rows
-from gpuprof.snapshots.preorder import Bools, Ints, marked_above, preorder_ends
+from gpuprof.snapshots.hiding import Shown
+from gpuprof.snapshots.hiding import without_internals as shown_nodes
+from gpuprof.snapshots.preorder import Ints, depths, preorder_ends
 
 if TYPE_CHECKING:
     from gpuprof.snapshots.fold import Label
@@ -27,7 +28,7 @@ _OTHER_NAME = re.compile(r"other \((\d{1,9})\)")
 
 @dataclass(frozen=True, slots=True)
 class Simplified:
-    """A tree without internal rows; `hidden` counts the rows of the original that are gone."""
+    """A tree without internal rows; `hidden` counts the rows that are gone."""
 
     tree: Tree
     hidden: int
@@ -36,7 +37,8 @@ class Simplified:
 def without_internals(tree: Tree) -> Simplified:
     """Return the tree without internal rows. Linear in rows, apart from sorting.
 
-    A tree that holds none is returned as it is. FrameError for columns that are no tree.
+    A tree that holds none, or whose sampler has hidden them, is returned as it is. FrameError for columns
+    that are no tree.
     """
     columns = (
         tree.name, tree.file, tree.binary, tree.line, tree.kind, tree.self_weight, tree.total_weight,
@@ -46,14 +48,16 @@ def without_internals(tree: Tree) -> Simplified:
         raise FrameError("a tree whose columns differ in length")
     trees.check(tree)
     parent = tree.parent.astype(np.int64)
-    end = preorder_ends(parent)
-    hidden = internal_rows(tree, parent, end)
-    count = int(np.count_nonzero(hidden))
-    if not count:
+    preorder_ends(parent)  # refuses what is not in preorder
+    if tree.hidden is not None:
+        return Simplified(tree, max(tree.hidden, 0))
+    order = np.argsort(depths(parent), kind="stable")
+    shown = shown_nodes(_nodes(tree, parent, order))
+    if not shown.hidden:
         return Simplified(tree, 0)
-    nodes = _merged(tree, parent, hidden, marked_above(~hidden, end))
+    _name_others(tree, shown, order)
     built = trees.build(
-        nodes,
+        shown.nodes,
         query_id=tree.id,
         name=tree.tree,
         unit=tree.unit,
@@ -63,53 +67,29 @@ def without_internals(tree: Tree) -> Simplified:
         min_fraction=0.0,
         max_nodes=len(parent) + 2,
     )
-    return Simplified(replace(built, summary=tree.summary), count)
+    return Simplified(replace(built, summary=tree.summary), shown.hidden)
 
 
-def _merged(tree: Tree, parent: Ints, hidden: Bools, depth: Ints) -> Nodes:
-    """The shown rows below their nearest shown caller, those of equal paths as one; level by level.
+def _nodes(tree: Tree, parent: Ints, order: Ints) -> Nodes:
+    """Return the rows in the order of their depths; equal labels are one, and all "other (n)" rows are alike.
 
-    `depth` counts the shown rows above each row.
+    The error of an estimate that is not known stays unknown in every sum.
     """
-    caller = np.where(hidden, parent, np.arange(len(parent)))  # of each row: itself, or its caller if hidden
-    while not np.array_equal(further := caller[caller], caller):
-        caller = further
     key, rows_of_key = _keys(tree)
-    labels = [_label(tree, row) for row in rows_of_key]
-    shown = np.flatnonzero(~hidden)
-    shown = shown[np.argsort(depth[shown], kind="stable")]
-    group = np.zeros(len(parent), np.int64)
-    parents, keys, levels = [np.zeros(1, np.int64)], [key[:1]], [0]
-    made = 1
-    bounds = np.flatnonzero(np.diff(depth[shown])) + 1
-    for rows in np.split(shown, bounds)[1:]:
-        code = group[caller[parent[rows]]] * len(labels) + key[rows]
-        unique, inverse = np.unique(code, return_inverse=True)
-        group[rows] = made + inverse
-        parents.append(unique // len(labels))
-        keys.append(unique % len(labels))
-        levels.append(len(unique))
-        made += len(unique)
-    label = np.concatenate(keys)
-    levels[0] = 1
-    total = np.bincount(group[shown], tree.total_weight[shown], made)
-    own = np.bincount(group[caller], tree.self_weight, made)
-    _name_others(tree, labels, label, group, shown)
-    variance = estimated = None
-    if tree.estimated.any():
-        squares = np.nan_to_num(tree.error[shown]) ** 2
-        variance = np.bincount(group[shown], squares, made)
-        estimated = np.bincount(group[shown], tree.estimated[shown], made) > 0
+    place = np.empty(len(parent), np.int64)
+    place[order] = np.arange(len(parent))
+    estimated = tree.estimated[order] > 0
+    some = bool(estimated.any())
     return Nodes(
-        parent=np.concatenate(parents),
-        label=label,
-        depth=np.repeat(np.arange(len(levels)), levels),
-        self_weight=own,
-        total_weight=total,
-        labels=labels,
-        variance=variance,
-        estimated=estimated,
-        bytes=np.bincount(group[shown], tree.bytes[shown], made) if tree.bytes.any() else None,
+        parent=place[parent[order]],
+        label=key[order],
+        depth=depths(parent)[order],
+        self_weight=tree.self_weight[order],
+        total_weight=tree.total_weight[order],
+        labels=[_label(tree, row) for row in rows_of_key],
+        variance=np.where(estimated, tree.error[order] ** 2, 0.0) if some else None,
+        estimated=estimated if some else None,
+        bytes=tree.bytes[order] if tree.bytes.any() else None,
     )
 
 
@@ -135,21 +115,23 @@ def _label(tree: Tree, row: int) -> Label:
     return name, file, binary, int(tree.line[row]), int(tree.kind[row])
 
 
-def _name_others(tree: Tree, labels: list[Label], label: Ints, group: Ints, shown: Ints) -> None:
+def _name_others(tree: Tree, shown: Shown, order: Ints) -> None:
     """Give each merged "other (n)" row the sum of the numbers of the rows that it is made of."""
-    others = shown[tree.kind[shown] == FrameKind.OTHER]
+    others = np.flatnonzero(tree.kind[order] == FrameKind.OTHER)
     if not len(others):
         return
+    name = tree.name[order][others]
     numbers = {}
-    for number in np.unique(tree.name[others]).tolist():
+    for number in np.unique(name).tolist():
         match = _OTHER_NAME.fullmatch(tree.strings[number])
         numbers[number] = int(match[1]) if match else 1
-    counts = np.array([numbers[number] for number in tree.name[others].tolist()], np.int64)
-    sums = np.bincount(group[others], counts, len(label)).astype(np.int64)
+    counts = np.array([numbers[number] for number in name.tolist()], np.int64)
+    nodes, made = shown.nodes, shown.place[others]
+    sums = np.bincount(made, counts, len(nodes.label)).astype(np.int64)
     by_sum: dict[int, int] = {}
-    for node in np.unique(group[others]).tolist():
+    for node in np.unique(made).tolist():
         count = int(sums[node])
         if count not in by_sum:
-            by_sum[count] = len(labels)
-            labels.append((f"other ({count})", "", "", 0, int(FrameKind.OTHER)))
-        label[node] = by_sum[count]
+            by_sum[count] = len(nodes.labels)
+            nodes.labels.append((f"other ({count})", "", "", 0, int(FrameKind.OTHER)))
+        nodes.label[node] = by_sum[count]

@@ -181,9 +181,8 @@ def _state(rows: _Rows, scope: Sequence[int], depth: int) -> tuple[str, float]:
         if row >= last_end and rows.kind[row] == FrameKind.WAIT:
             waits.setdefault(rows.name(row), []).append(row)
             last_end = rows.ends[row]
-    unknown = rows.sum(
-        row for row, in_wait in rows.inside(scope) if not in_wait and rows.names[row] == NOT_SEEN
-    )
+    unseen = (row for row, in_wait in rows.inside(scope) if not in_wait and rows.names[row] == NOT_SEEN)
+    unknown = rows.sum(rows.outermost(unseen))  # a function may be called like that, and call itself
     on_cpu = rows.sum(scope) - unknown - sum(rows.sum(tops) for tops in waits.values())
     name = max(waits, key=lambda name: (rows.sum(waits[name]), name), default="")
     most = rows.sum(waits[name]) if name else 0.0

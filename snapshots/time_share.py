@@ -1,10 +1,14 @@
-"""GPU time of a range of which only a part was recorded, scaled to all of it, and how far off that may be.
+"""GPU time of a range in which recording paused, with an estimate of what ran in the pauses, and how far off
+that may be.
 
-A device is recorded in windows (where gpu_observed says so), of length R together in a range of length L.
-What ran in them counts L / R. Where the windows lie as chance has it, the scaled time of a row of the tree is
-a ratio estimate over clusters: with y_i its scaled time in window i of k, T their sum and a_i the share of
-window i in R, its variance is (1 - R / L) k / (k - 1) sum (y_i - T a_i)^2 (W. G. Cochran, Sampling
-Techniques, 3rd ed., Wiley 1977, ch. 6 and 9A). From one window alone it cannot be told (NaN).
+A device is recorded in windows (where gpu_observed says so), of length R together. Between the first and the
+last recorded instant of the device, as far as they are in the range, lies a length L: what ran in the windows
+counts L / R. Before and after that nothing was paused, and nothing is made up. Where the windows lie as
+chance has it, the scaled time of a row of the tree is a ratio estimate over clusters: with y_i its scaled
+time in window i of k, T their sum and a_i the share of window i in R, its variance is
+(1 - R / L) k / (k - 1) sum (y_i - T a_i)^2 (W. G. Cochran, Sampling Techniques, 3rd ed., Wiley 1977, ch. 6
+and 9A). From one window alone, or from windows that are all alike, it cannot be told (NaN): few windows that
+agree do not show that the pauses did.
 """
 
 from __future__ import annotations
@@ -18,6 +22,10 @@ from gpuprof.snapshots.columns import Array
 from gpuprof.snapshots.gaps import Spans
 from gpuprof.snapshots.levels import Pairs, summed
 from gpuprof.snapshots.table_view import TablesView
+from gpuprof.snapshots.timerange import duration_text
+
+LEAST_PAUSED = 1e-9  # of the time: what is less is how clocks are read, and no pause
+_LEAST_SPREAD = 1e-12  # of a total's square: floats leave as much over where windows are alike
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +39,9 @@ class Windows:
     recorded: Array  # f64 by device, 0..1
 
     def variance(self, window: Array, row: Array, amount: Array, rows: int) -> Array:
-        """Return the variance of `rows` rows of the tree, given their scaled time by window and row."""
+        """Return the variance of `rows` rows of the tree, given their scaled time by window and row; NaN
+        where it is not known.
+        """
         devices = len(self.recorded)
         key = row * devices + self.device[window]
         size = rows * devices
@@ -45,39 +55,73 @@ class Windows:
         spread = np.maximum(squares - 2 * total * mixed + total**2 * share_squares, 0.0)
         with np.errstate(divide="ignore", invalid="ignore"):
             factor = (1 - self.recorded) * count / (count - 1)
-            found = np.where(total > 0, spread * np.where(count > 1, factor, np.nan), 0.0)
+            known = (count > 1) & (spread > _LEAST_SPREAD * total**2)
+            found = np.where(total > 0, spread * np.where(known, factor, np.nan), 0.0)
         result: Array = found.sum(axis=1)
         return result
 
 
 @dataclass(frozen=True, slots=True)
 class Clustered:
-    """Which window each of some rows lies in; -1: its device was recorded all the time."""
+    """Which window each of some rows lies in; -1: it is not scaled."""
 
     windows: Windows
     of_row: Array
 
 
-def windows_of(
-    observed: Mapping[str, Spans], low_ns: int, high_ns: int
-) -> tuple[Windows, dict[str, tuple[int, Spans]]]:
-    """Return the windows of the devices that were recorded for a part of [low_ns, high_ns), and by device the
-    number of its first window with its windows.
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A device whose recording paused in a range: `windows`, when it was recorded, each whole, of which the
+    first has `number`, and what they have of the range's `length_ns` between the device's first and last
+    recorded instants, `first_ns` and `last_ns`.
+    """
+
+    windows: Spans
+    number: int
+    recorded_ns: int
+    length_ns: int
+    first_ns: int
+    last_ns: int
+
+    @property
+    def factor(self) -> float:
+        """What scales the recorded time."""
+        return self.length_ns / self.recorded_ns
+
+    def text(self) -> str:
+        """Return, for example: 33 % of 900 ms."""
+        share = min(max(100 * self.recorded_ns / self.length_ns, 0.1), 99.9)
+        digits = 0 if 1 <= share <= 99 else 1
+        return f"{share:.{digits}f} % of {duration_text(self.length_ns)}"
+
+
+def windows_of(observed: Mapping[str, Spans], low_ns: int, high_ns: int) -> tuple[Windows, dict[str, Place]]:
+    """Return the windows, and the places by device, of those whose recording paused in [low_ns, high_ns).
+
+    `observed`: of the whole recording. Before a device was first recorded there was no pause, nor is there
+    one after it was last: how long it will be is not known, or it was the end.
     """
     device: list[Array] = []
     share: list[Array] = []
     recorded: list[float] = []
-    places: dict[str, tuple[int, Spans]] = {}
-    first, length = 0, max(high_ns - low_ns, 1)
+    places: dict[str, Place] = {}
+    made = 0
     for uuid, spans in observed.items():
-        inside = spans.clipped(low_ns, high_ns)
-        if not len(inside) or inside.total_ns >= length:
+        if not len(spans):
             continue
-        places[uuid] = (first, inside)
+        first, last = int(spans.start[0]), int(spans.end[-1])
+        low, high = max(low_ns, first), min(high_ns, last)
+        inside = spans.clipped(low, high)
+        length, held = high - low, inside.total_ns
+        if not len(inside) or length - held <= LEAST_PAUSED * length:
+            continue
+        touching = (spans.end > low) & (spans.start < high)
+        whole = Spans(spans.start[touching], spans.end[touching])
+        places[uuid] = Place(whole, made, held, length, first, last)
         device.append(np.full(len(inside), len(recorded), np.int64))
-        share.append((inside.end - inside.start) / inside.total_ns)
-        recorded.append(inside.total_ns / length)
-        first += len(inside)
+        share.append((inside.end - inside.start) / held)
+        recorded.append(held / length)
+        made += len(inside)
     empty = np.zeros(0, np.int64)
     return (
         Windows(np.concatenate([empty, *device]), np.concatenate([np.zeros(0), *share]), np.array(recorded)),

@@ -287,9 +287,11 @@ class GpuprofApp(App[None]):
             discard = self._control.discard_saved
         else:
             fd, path = create_here(snapshot_name(clean(model.hello.host, 64), time.time()))
-        span, recorded = session.file_span, None
-        if span is not None and start_ns < span[1] and end_ns > span[0]:  # of a recording it is known exactly
-            recorded = max(start_ns, span[0]), min(end_ns, span[1])
+        recorded = None
+        if session.feed.pinned or session.file_span:  # what is saved is that range, to the nanosecond
+            first_ns, last_ns = session.file_span or self._history_span()
+            low, high = max(start_ns, first_ns), min(end_ns, last_ns)
+            recorded = (low, high) if low < high else None
         return await save_frames(session.link.fetch(start_ns, end_ns), fd, path, discard, recorded=recorded)
 
     def _history_span(self) -> tuple[int, int]:

@@ -32,6 +32,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser, argv = _parser(), list(argv)
     at = argv.index("--") if "--" in argv else len(argv)
     takes_command = bool({"record", "run"}.intersection(argv[:at]))
+    _refuse_what_comes_too_early(parser, argv[:at])
     options, unknown = parser.parse_known_args(_with_ranges(argv[:at]) + ([] if takes_command else argv[at:]))
     if unknown:
         command = f"gpuprof-tui {options.command}" if options.command else "gpuprof-tui"
@@ -68,6 +69,24 @@ def _with_ranges(argv: Sequence[str]) -> list[str]:
         else:
             joined.append(word)
     return joined
+
+
+def _refuse_what_comes_too_early(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
+    """End with a usage error where an option of a command stands before the command."""
+    choices = next(
+        action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction)
+    )
+    at = next((at for at, word in enumerate(argv) if word in choices), 0)
+    if not at:
+        return
+    own, of_command = parser._option_string_actions, choices[argv[at]]._option_string_actions
+    for word in argv[:at]:
+        option = word.partition("=")[0]
+        if option in of_command and option not in own:
+            parser.error(
+                f"{option} comes after {argv[at]}: gpuprof-tui {argv[at]} … {option} …; "
+                f"gpuprof-tui {argv[at]} --help lists what it takes"
+            )
 
 
 def _refuse_what_is_of_no_use(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
@@ -155,7 +174,7 @@ def _parser() -> argparse.ArgumentParser:
 
     _command(commands, "demo", "look at a bundled recording of a training run on a real GPU")
 
-    report = _command(commands, "report", "print the tree of a snapshot as text, or as JSON")
+    report = _command(commands, "report", "print the tree of a snapshot as text, as JSON, or folded")
     report.description = (
         "Prints the tree of a snapshot. Processes of one name that are too small to be seen are one row, "
         "such as python3 (302 processes), where together they are not. A file that is damaged, or still "
@@ -185,7 +204,7 @@ def _parser() -> argparse.ArgumentParser:
         "--min-percent",
         type=_percent,
         metavar="X",
-        help="rows below this part of the whole are summed in other (n) (text: 0.5, --json: 0)",
+        help="rows below this part of the whole are summed in other (n) (text: 0.5, others: 0)",
     )
     report.add_argument("--by-thread", action="store_true", help="a row for each thread")
     report.add_argument(
@@ -194,7 +213,7 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument(
         "--scale",
         action="store_true",
-        help="GPU time: scale what was recorded now and then to the whole range, with its error",
+        help="GPU time: estimate what ran in pauses of the recording, each with its error",
     )
     report.add_argument(
         "--internals",
@@ -202,13 +221,19 @@ def _parser() -> argparse.ArgumentParser:
         help="keep frames of the Python interpreter, of libc's start and of kernel entry "
         "(--json always does)",
     )
-    report.add_argument("--json", action="store_true", help="as JSON, for programs")
+    form = report.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="as JSON, for programs")
+    form.add_argument(
+        "--folded",
+        action="store_true",
+        help="as folded stacks, for flame graph viewers: a line for each path, and its samples or ns",
+    )
 
     record = _command(commands, "record", "write a snapshot without a screen")
     record.description = (
         "Records until the time is over, the command has ended, or Ctrl-C, whichever comes first, and leaves "
-        "a complete file. A command that still runs when the time is over gets SIGTERM. Under sudo it is "
-        "started as the caller."
+        "a complete file. A command that still runs when the time is over gets SIGTERM, as does what it has "
+        "started. Under sudo it is started as the caller."
     )
     record.usage = (
         "gpuprof-tui record [-h] -o FILE [--for TIME] [--force] [--hz HZ] [--gpu-overhead SHARE] [-- CMD ...]"

@@ -20,6 +20,7 @@ from gpuprof.snapshots.errors import (
     FileError,
     GpuprofError,
 )
+from gpuprof.tui import output_streams
 
 TYPE_CHECKING = False  # not typing's, whose import takes longer than all that this module does
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments[: arguments.index("--") if "--" in arguments else None]
     _open_standard_streams()
+    output_streams.prepare()
     try:
         code = _dispatch(arguments)
         sys.stdout.flush()
@@ -149,6 +151,7 @@ def _demo(_options: argparse.Namespace) -> int:
 def _report(options: argparse.Namespace) -> int:
     _need_file(options.file)
     from gpuprof.snapshots.file import read_snapshot
+    from gpuprof.snapshots.folded_text import folded_text
     from gpuprof.snapshots.frames import Query
     from gpuprof.snapshots.report import json_report, json_text, parse_range, text_report
     from gpuprof.snapshots.report_json import MAX_JSON_NODES
@@ -169,6 +172,8 @@ def _report(options: argparse.Namespace) -> int:
     )  # fmt: skip
     if options.json:
         print(json_text(json_report(history, query, options.rate)))
+    elif options.folded:
+        print(folded_text(history, query, internals=options.internals))
     else:
         text = text_report(
             history, query, internals=options.internals, rates=options.rate, min_fraction=least
@@ -193,6 +198,12 @@ def _run(options: argparse.Namespace) -> int:
 def _attach(options: argparse.Namespace) -> int:
     from gpuprof.tui import attach
 
+    if options.socket:  # before anything is attached
+        from gpuprof.tui.sampler_process import running_service
+
+        connection = running_service(_sampler_options(options))
+        if connection is not None:
+            connection.close()
     waiting = attach.attach_all(options.pids)
     if not waiting or options.no_screen:
         return 0
@@ -250,7 +261,14 @@ def _sampler_options(options: argparse.Namespace | None) -> SamplerOptions:
     offcpu = _offcpu_arguments(options)
     # Whose waits a running service follows was decided when it was started.
     use_service = options.service and not offcpu
+    if options.socket and not use_service and options.command != "doctor":
+        other = offcpu[0] if offcpu else "--no-service"
+        raise GpuprofError(
+            f"--socket names a sampler that runs, and with {other} one is started: leave one of them out",
+            exit_code=EXIT_USAGE,
+        )
     found = SamplerOptions(use_service=use_service, gpu_overhead=options.gpu_overhead, offcpu=offcpu)
+    found = replace(found, socket_given=bool(options.socket))
     return replace(found, hz=options.hz or found.hz, socket_path=options.socket or found.socket_path)
 
 

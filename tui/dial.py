@@ -15,14 +15,14 @@ from contextlib import suppress
 
 from gpuprof.snapshots.errors import EXIT_UNAVAILABLE, GpuprofError
 from gpuprof.tui import privileges
-from gpuprof.tui.sampler_process import SamplerOptions, SamplerProcess, connect_service
+from gpuprof.tui.sampler_process import SamplerOptions, SamplerProcess, running_service
 
 _PIECE = 128 << 10
 
 
 def run(options: SamplerOptions) -> int:
     """Serve until either side closes; the exit code. GpuprofError when there is no sampler to talk to."""
-    connection = connect_service(options.socket_path) if options.use_service else None
+    connection = running_service(options)
     sampler: SamplerProcess | None = None
     if connection is None:
         connection, theirs = socket.socketpair()

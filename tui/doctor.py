@@ -18,8 +18,15 @@ from dataclasses import dataclass
 from glob import glob
 from typing import TYPE_CHECKING, NamedTuple
 
+from gpuprof.snapshots.errors import GpuprofError
 from gpuprof.tui import children, plain, privileges
-from gpuprof.tui.sampler_process import SamplerOptions, SamplerProcess, connect_service, own_command
+from gpuprof.tui.sampler_process import (
+    SamplerOptions,
+    SamplerProcess,
+    connect_service,
+    own_command,
+    running_service,
+)
 
 if TYPE_CHECKING:
     from gpuprof.snapshots.frames import SourceStatus
@@ -46,7 +53,11 @@ def run(options: SamplerOptions) -> int:
     """Print all findings; 0 when nothing is missing, else 1. Hardware that is not there, and what nobody has
     asked for, is not missing."""
     missing = False
-    for finding in (*look_up(options.socket_path), *try_kernel(), *ask_sampler(options)):
+    for finding in (
+        *look_up(options.socket_path, given=options.socket_given),
+        *try_kernel(),
+        *ask_sampler(options),
+    ):
         missing |= finding.state == "missing"
         print(render(finding), flush=True)
     return 1 if missing else 0
@@ -58,8 +69,10 @@ def render(finding: Finding) -> str:
     return line + "".join(f"\n{'':26}{part}" for part in finding.fix.splitlines())
 
 
-def look_up(socket_path: str, root: str = "/") -> Iterator[Finding]:
-    """What can be seen without starting anything. `root`: the file system to look at."""
+def look_up(socket_path: str, root: str = "/", *, given: bool = False) -> Iterator[Finding]:
+    """What can be seen without starting anything. `root`: the file system to look at; `given`: the person
+    named the socket, so that a sampler has to be there.
+    """
     sudo = f"sudo {own_command()}"
     yield _python()
     capabilities = privileges.effective_capabilities()
@@ -79,7 +92,7 @@ def look_up(socket_path: str, root: str = "/") -> Iterator[Finding]:
     yield _perf_events(root)
     yield _lockdown(root)
     yield _tracefs(root)
-    yield _service(socket_path)
+    yield _service(socket_path, given=given)
     yield _terminal()
 
 
@@ -239,7 +252,15 @@ def _tracefs(root: str) -> Finding:
     )
 
 
-def _service(path: str) -> Finding:
+def _service(path: str, *, given: bool) -> Finding:
+    if given:
+        try:
+            connection = running_service(SamplerOptions(socket_path=path, socket_given=True))
+        except GpuprofError as error:
+            return Finding("missing", "service", error.message, error.hint)
+        if connection is not None:
+            connection.close()
+        return Finding("ok", "service", path)
     try:
         found = os.stat(path)
     except OSError:

@@ -166,6 +166,11 @@ def _without_colours(sgr: re.Match[str]) -> str:
     return f"\x1b[{';'.join(kept)}m" if kept or not sgr[1] else ""
 
 
+def in_ascii(text: str) -> str:
+    """A text as a terminal shows it that knows ASCII only."""
+    return text.translate(_AsciiTable())
+
+
 def prepare(environ: MutableMapping[str, str]) -> PlainText | None:
     """Decide what must not be sent, and have textual (which is yet to be imported) help; None: anything may
     be."""

@@ -19,11 +19,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from gpuprof.snapshots.errors import EXIT_NO_PERMISSION, EXIT_UNAVAILABLE, GpuprofError
+from gpuprof.snapshots.errors import EXIT_NO_PERMISSION, EXIT_UNAVAILABLE, EXIT_USAGE, GpuprofError
 from gpuprof.snapshots.new_file import create
 from gpuprof.tui import children, privileges
 from gpuprof.tui import run as workload
-from gpuprof.tui.sampler_process import SamplerOptions, SamplerProcess, connect_service, own_command
+from gpuprof.tui.descendants import Family
+from gpuprof.tui.sampler_process import SamplerOptions, SamplerProcess, own_command, running_service
 
 if TYPE_CHECKING:
     from gpuprof.snapshots.file import SnapshotWriter
@@ -36,7 +37,9 @@ _WATCH_SECONDS = 13.0  # the longest wait for a service to watch what the comman
 _WATCH, _SETTLE = 1, 2  # numbers of requests
 _LAST_GPU_WORK_SECONDS = 1.6  # the same of GPU work, whose readings come about a second late
 _COMMAND_END_SECONDS = 10.0
+_PATIENCE_SECONDS = 1.0  # of those, before it is said what is waited for
 _NEVER_NS = 1 << 63
+_EXIT_INTERRUPTED = 130
 
 
 @dataclass(frozen=True)
@@ -54,10 +57,16 @@ def run(options: RecordOptions, sampler_options: SamplerOptions) -> int:
 
     GpuprofError when nothing, or not everything, was recorded.
     """
+    if options.path == "-":
+        raise GpuprofError(
+            "a recording cannot be written to standard output: its beginning is written once more at its end",
+            "name a file, such as -o run.gpuprof; one that is called - is ./-",
+            EXIT_USAGE,
+        )
     if options.command:
         workload.find_program(options.command[0])  # before anything is started
     caller = privileges.sudo_caller(os.environ) if os.geteuid() == 0 else None
-    connection = connect_service(sampler_options.socket_path) if sampler_options.use_service else None
+    connection = running_service(sampler_options)
     sampler: SamplerProcess | None = None
     if connection is None:
         connection, theirs = socket.socketpair()
@@ -137,6 +146,7 @@ class _Recording:
         self._said: set[str] = set()
         self._command: int | None = None
         self._command_code: int | None = None
+        self._family: Family | None = None  # the command and its descendants, once they were asked to end
         self._wake_r = -1
         self._interrupts = 0
         self._trouble: GpuprofError | None = None
@@ -149,6 +159,9 @@ class _Recording:
         self._copy(time.monotonic() + _READY_SECONDS, self._is_ready)
         if self._sampler is None and self._options.command:
             self._watch_command()
+        if self._interrupts:
+            self._leave_nothing()
+            return _EXIT_INTERRUPTED
         self._begun = True
         self._first_ns, begin = time.monotonic_ns(), time.monotonic()
         if not self._is_over():
@@ -162,6 +175,16 @@ class _Recording:
         if self._trouble is not None:
             raise self._trouble
         return code or self._nothing_code()
+
+    def _leave_nothing(self) -> None:
+        """End before the recording has begun."""
+        if self._writer is not None:
+            with suppress(GpuprofError):
+                self._writer.close()
+        os.close(self._fd)
+        with suppress(OSError):
+            os.unlink(self._options.path)
+        _say("ended before the recording began: nothing was recorded, and no file is left")
 
     # -------------------------------------------------------------------------------------------- the stream
 
@@ -315,16 +338,16 @@ class _Recording:
                 self._interrupts += 1
             else:
                 self._interrupts += 2
-                self._signal_command(signal.SIGTERM)
+                self._ask_command_to_end()
 
     def _reap_command(self) -> None:
         if self._command is not None and self._command_code is None:
             self._command_code = children.wait_until(self._command, 0.0)
 
-    def _signal_command(self, signum: signal.Signals) -> None:
-        if self._command is not None and self._command_code is None:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(self._command, signum)
+    def _ask_command_to_end(self) -> None:
+        if self._family is None and self._command is not None and self._command_code is None:
+            self._family = Family(self._command)
+            self._family.ask_to_end()
 
     def _end_command(self) -> int:
         """The command's exit code, 0 without one. After trouble it may run to its own end."""
@@ -337,11 +360,34 @@ class _Recording:
                 self._take_signals()
         if self._command_code is None:
             _say("the recording is complete; ending the command")
-            children.end(self._command, _COMMAND_END_SECONDS)
+            self._ask_command_to_end()
+            self._see_family_end()
             return 0 if not self._interrupts else 130
+        self._see_family_end()
         if name := children.signal_of(self._command_code):  # which a shell says of its own children only
             _say(f"the command was ended by {name}")
         return self._command_code
+
+    def _see_family_end(self) -> None:
+        """Wait for the command and its descendants, which were asked to end, and kill what then still lives;
+        at once when this process is asked once more.
+        """
+        family, begun, interrupts, said = self._family, time.monotonic(), self._interrupts, False
+        while family is not None and (left := family.living()):
+            waited = time.monotonic() - begun
+            if waited >= _COMMAND_END_SECONDS or self._interrupts > interrupts:
+                family.kill(1.0)
+                break
+            if waited >= _PATIENCE_SECONDS and not said:
+                who = f"the command ({self._command})"
+                if self._command_code is not None:
+                    who = f"a process of the command ({left[0].pid})"
+                rest = _COMMAND_END_SECONDS - waited
+                _say(f"{who} has not ended on SIGTERM; killed in {rest:.0f} s, or at once on Ctrl-C")
+                said = True
+            select.select([self._wake_r], [], [], 0.05)
+            self._take_signals()
+        self._reap_command()
 
     def _finish(self) -> None:
         """Write the last chunk and say what came of it."""
@@ -390,7 +436,9 @@ class _Recording:
         if self._cpu is not None:
             lacking = self._cpu.state in ("failed", "off")
             _say(f"{'No CPU stacks' if lacking else 'CPU stacks'}: {self._cpu.reason or self._cpu.state}")
-            _say(f"  {self._cpu.hint if self._sudo_line is None else shlex.join(_sudo_line())}")
+            hint = self._cpu.hint if self._sudo_line is None else shlex.join(_sudo_line())
+            if hint:
+                _say(f"  {hint}")
 
     def _announce(self) -> None:
         ends = [

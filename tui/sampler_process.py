@@ -7,6 +7,7 @@ The sampler is never imported here, only named: what runs as root does not share
 from __future__ import annotations
 
 import os
+import shlex
 import socket
 import stat
 import struct
@@ -16,7 +17,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from gpuprof.snapshots.errors import EXIT_UNAVAILABLE, GpuprofError
+from gpuprof.snapshots.errors import EXIT_NO_PERMISSION, EXIT_UNAVAILABLE, GpuprofError
 from gpuprof.tui import children, control, privileges
 
 SERVICE_SOCKET = "/run/gpuprof/sampler.sock"
@@ -34,24 +35,67 @@ class SamplerOptions:
     program: tuple[str, ...] = ()
     gpu_overhead: str | None = None  # as a person writes it; None: the sampler's default
     offcpu: tuple[str, ...] = ()  # the sampler's --offcpu-* arguments
+    socket_given: bool = False  # the person named `socket_path`: no other sampler will do
+
+
+def running_service(options: SamplerOptions) -> socket.socket | None:
+    """A connection to the service that the options name; None where a sampler of one's own is to be started.
+
+    GpuprofError when the person has named a socket and there is no service to talk to: another sampler, with
+    other settings, is not what was asked for.
+    """
+    if not options.use_service:
+        return None
+    try:
+        return _connected(options.socket_path)
+    except GpuprofError:
+        if options.socket_given:
+            raise
+        return None
 
 
 def connect_service(path: str) -> socket.socket | None:
-    """A connection to the running service; None when there is none, or this user may not connect.
+    """A connection to the running service; None when there is none, or this user may not connect."""
+    try:
+        return _connected(path)
+    except GpuprofError:
+        return None
+
+
+def _connected(path: str) -> socket.socket:
+    """A connection to the service at `path`; GpuprofError when there is none.
 
     The other side must be root or this same user: a socket that someone else has put there is not used.
     """
+    shown = _plain(path)
     sock = socket.socket(socket.AF_UNIX)
     sock.settimeout(_CONNECT_SECONDS)
     try:
         sock.connect(path)
         _, uid, _ = struct.unpack("=iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    except (OSError, ValueError):
+    except PermissionError as error:
         sock.close()
-        return None
+        raise GpuprofError(
+            f"you may not use the sampler at {shown}",
+            "whoever is in the group gpuprof may: sudo usermod -aG gpuprof $USER, and log in again",
+            EXIT_NO_PERMISSION,
+        ) from error
+    except (OSError, ValueError) as error:
+        sock.close()
+        reason = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+        raise GpuprofError(
+            f"no sampler listens at {shown}: {reason}",
+            f"start one: sudo {own_command()} sampler --socket {shlex.quote(path)}\n"
+            "or leave --socket out: then one is started, or that of the service is used",
+            EXIT_UNAVAILABLE,
+        ) from error
     if uid not in (0, os.geteuid()):
         sock.close()
-        return None
+        raise GpuprofError(
+            f"the sampler at {shown} is another user's (uid {uid}), which is not trusted",
+            "name the socket of one that runs as root or as you, or leave --socket out",
+            EXIT_NO_PERMISSION,
+        )
     sock.settimeout(None)
     return sock
 

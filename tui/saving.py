@@ -66,10 +66,11 @@ async def save_frames(
     """Write `frames`, a hello first, to `fd`, which is closed here; compression runs in a worker thread.
 
     Raises GpuprofError. Of what was not saved whole nothing is left behind: it can be saved once more. The
-    file is removed by `discard` (None: here), while `fd` is still open. `recorded`: from when to when what is
-    saved was recorded, in ns of the stream's clock, None where only the rows tell.
+    file is removed by `discard` (None: here), while `fd` is still open. `recorded`: the range [start, end)
+    that is saved, in ns of the stream's clock, to which rows are cut; None: all that the stream has.
     """
     from gpuprof.snapshots.file import SnapshotWriter
+    from gpuprof.snapshots.row_cut import cut
 
     samples = readings = gpu_work = 0
     complete = False
@@ -84,13 +85,17 @@ async def save_frames(
                 if recorded is not None:
                     writer.recorded(*recorded)
                 continue
-            batch.append(frame)
-            if isinstance(frame, Samples):
-                samples += len(frame.time_ns)
-            elif isinstance(frame, Readings):
-                readings += len(frame.value)
-            elif isinstance(frame, GpuWork):
-                gpu_work += len(frame.start_ns)
+            # A wait of an hour that touches the range would otherwise make the file an hour long.
+            inside = frame if recorded is None else cut(frame, *recorded)
+            if inside is None:
+                continue
+            batch.append(inside)
+            if isinstance(inside, Samples):
+                samples += len(inside.time_ns)
+            elif isinstance(inside, Readings):
+                readings += len(inside.value)
+            elif isinstance(inside, GpuWork):
+                gpu_work += len(inside.start_ns)
             if len(batch) >= BATCH_FRAMES:
                 await asyncio.to_thread(writer.write, batch)
                 batch = []

@@ -75,8 +75,10 @@ class Session:
             self._show(None)
 
     def show_internals(self, shown: bool) -> None:
-        """Show or hide the internal rows of the tree that there is."""
+        """Show or hide the internal rows of the tree: it is asked for anew, and what there is of it is shown
+        until that comes."""
         self.internals = shown
+        self.feed.set(internals=shown)
         self._show(self._answer)
 
     @property
@@ -90,7 +92,7 @@ class Session:
         self._answer = self.tree = answer
         self.hidden_rows = 0
         self.failure = None
-        if answer is not None and not self.internals:
+        if answer is not None and (not self.internals or answer.hidden):
             try:
                 simplified = without_internals(answer)
             except FrameError:

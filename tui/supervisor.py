@@ -26,7 +26,7 @@ from gpuprof.snapshots.errors import GpuprofError
 from gpuprof.tui import children, control, privileges
 from gpuprof.tui.attach_requests import AttachRequests
 from gpuprof.tui.rescue import Terminal
-from gpuprof.tui.sampler_process import SamplerOptions, SamplerProcess, connect_service
+from gpuprof.tui.sampler_process import SamplerOptions, SamplerProcess, running_service
 
 MAX_RESTARTS = 5
 _FIRST_PAUSE_S = 0.2
@@ -73,7 +73,7 @@ class _Supervisor:
         self.folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         terminal = Terminal()
         wake_r = children.wake_on_signals()
-        connection = connect_service(self.options.socket_path) if self.options.use_service else None
+        connection = running_service(self.options)
         theirs: socket.socket | None = None
         if connection is None:
             connection, theirs = socket.socketpair()
@@ -259,8 +259,12 @@ class _Supervisor:
             except GpuprofError:
                 self.reconnect_wanted = True  # it has ended, and its end will be noticed in a moment
                 return
-        elif self.options.use_service:
-            connection = connect_service(self.options.socket_path)
+        else:
+            try:
+                connection = running_service(self.options)
+            except GpuprofError as error:  # of a socket that was named: no other sampler will do
+                self._refuse("reconnect", error.message, error.hint)
+                return
         if connection is None:
             if self.given_up:
                 self._refuse(

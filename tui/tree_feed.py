@@ -89,8 +89,10 @@ class TreeFeed:
     filter: Filter = Filter()
     by_thread: bool = False
     by_range: bool = False  # the tree of GPU time, by NVTX range
+    internals: bool = False  # with the rows of internal_rows.py
     paused: bool = False
     gpu: str | None = None  # UUID of the device that the charts show; None: all of them
+    _live: tuple[int, int] | None = None  # the last seconds, as they were asked for last
     _last_id: int = 0
     _asked_ns: int | None = None
     _answered: bool = True
@@ -102,7 +104,7 @@ class TreeFeed:
 
     def unpin(self) -> None:
         """Back to the last seconds."""
-        self.pinned, self._stale = None, True
+        self.pinned, self._live, self._stale = None, None, True
 
     def show_gpu(self, uuid: str | None) -> None:
         """Keep the trees of GPU time and idle GPU time to one device (None: all); others know no devices."""
@@ -120,6 +122,7 @@ class TreeFeed:
         filter: Filter | None = None,
         by_thread: bool | None = None,
         by_range: bool | None = None,
+        internals: bool | None = None,
         tree: str | None = None,
     ) -> None:
         """Change what is asked for."""
@@ -129,13 +132,15 @@ class TreeFeed:
             self.by_thread = by_thread
         if by_range is not None:
             self.by_range = by_range
+        if internals is not None:
+            self.internals = internals
         if tree is not None:
             self.tree = tree
         self._stale = True
 
     def restart(self) -> None:
         """After a reconnect: whatever was asked will not be answered."""
-        self._answered, self._stale = True, True
+        self._answered, self._stale, self._live = True, True, None
 
     def due(self, local_ns: int, now_ns: int, span: tuple[int, int] | None) -> Query | None:
         """The query to send now, or None. `local_ns` paces; `now_ns` is the node's clock; `span` is a file's
@@ -155,7 +160,11 @@ class TreeFeed:
         )
         if not self._stale and not refresh and self._answered:
             return None
-        start, end = self.pinned or span or (max(0, now_ns - LIVE_WINDOW_NS), now_ns)
+        if (
+            not self.paused or self._live is None
+        ):  # a paused tree that is asked for otherwise stays in its time
+            self._live = max(0, now_ns - LIVE_WINDOW_NS), now_ns
+        start, end = self.pinned or span or self._live
         if end <= start:
             return None
         self._last_id += 1
@@ -167,7 +176,7 @@ class TreeFeed:
             query = replace(query, gpus=[self.gpu] if self.gpu else [], by_range=by_range)
         elif self.tree == "cpu":
             query = replace(query, cpus=list(kept.cpus))
-        return replace(query, by_thread=self.by_thread)
+        return replace(query, by_thread=self.by_thread, internals=self.internals)
 
     def accept(self, answer_id: int) -> bool:
         """True when this is the answer to the newest question."""

@@ -10,7 +10,7 @@
 #ifndef NONE_NS
 #define NONE_NS 2000000000ull /* without a primary context: others cannot be asked for, and are made at the start as a rule */
 #endif
-#define LONG_NS 5000000ull   /* an answer that takes longer has waited for a context that was being made */
+#define LONG_NS 20000000ull  /* an answer that takes longer has waited for a context that was being made, which takes 100 ms (H200) */
 #define STALE_NS 500000000ull /* after so long without a look it begins anew */
 
 static struct {

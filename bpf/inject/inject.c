@@ -37,6 +37,7 @@
 #endif
 #define CLOCK_NS 1000000000ull /* how often the clocks are compared */
 #define RETRY_NS 2000000000ull /* after a refusal */
+#define ASK_AHEAD_NS 2500000000ull /* so long before the end of a pause contexts are asked for; longer than they must be settled */
 #ifndef UNSETTLED_NS
 #define UNSETTLED_NS 3000000000ull /* so long a detach waits for contexts that come and go; an attach waits on */
 #endif
@@ -46,7 +47,9 @@
 #define SHARED_AFTER_NS 1000000000ull /* where CUPTI is shared: what is out for so long is asked for, */
 #define SHARED_FLUSH_NS 2000000000ull /* so often at most */
 #define STEP_NS 40000000ull    /* between two steps of the controller */
-#define END_WAIT_S 2           /* a CUPTI that hangs must not keep the process from ending */
+#ifndef END_WAIT_S
+#define END_WAIT_S 2 /* a CUPTI that hangs must not keep the process from ending */
+#endif
 #ifndef EXPECT_NS
 #define EXPECT_NS 3000000000ull /* for so long a listener that is expected counts as one */
 #endif
@@ -62,7 +65,7 @@ static pid_t owner; /* the process whose ring this is */
 
 static pthread_mutex_t ending = PTHREAD_MUTEX_INITIALIZER; /* taken by exit() and the library's thread alone, briefly */
 static pthread_cond_t ending_changed;
-static int end_wanted, thread_ended;
+static int end_wanted, thread_ended; /* thread_ended: or there is none */
 
 void log_line(const char *format, ...)
 {
@@ -234,17 +237,19 @@ static void look(void)
     uint64_t now = now_ns(), pause;
     int listener = has_listener(now);
     enum phase phase = phase_of(get_state());
-    /* With nobody listening the driver is left alone; asked at each look otherwise, so that what has not changed is known. */
-    int settled = (listener || phase == RECORDING) && contexts_are_settled();
+    /* The driver is left alone while nobody listens, in a pause, and where nothing will be finalized; it is asked at each look otherwise, so that
+     * what has not changed is known. */
+    int asked = phase == RECORDING ? !session.shared : listener && now + ASK_AHEAD_NS >= next_try;
+    int settled = asked ? contexts_are_settled() : phase == RECORDING;
     switch (phase) {
     case WAITING:
         if (!listener)
             nvtx_listen(0); /* it left in a pause */
         shared_tidy(now);
-        if (!listener && next_try) { /* a refusal is news to the next sampler, who shall not wait for the retry */
+        if (!listener && (next_try || unsettled_since)) { /* a refusal is news to the next sampler, who shall not wait for the retry */
             ring_say(&session.ring, RING_WAITING, "");
-            next_try = 0;
-        } else if (listener && !settled) {
+            next_try = unsettled_since = 0;
+        } else if (listener && now >= next_try && !settled) {
             say_unsettled(now);
         } else if (listener && now >= next_try && change_phase(WAITING, ATTACHING)) {
             unsettled_since = 0;
@@ -258,7 +263,7 @@ static void look(void)
             break;
         }
         flush_slow_records(now);
-        pause = settled || may_finalize(now, 0) ? keep_within_budget(now) : 0;
+        pause = may_finalize(now, settled) ? keep_within_budget(now) : 0;
         if (pause) {
             next_try = now + pause;
             detach_soon("", 1);
@@ -310,6 +315,14 @@ static void finish(void)
     ring_say(&session.ring, RING_ENDED, "");
 }
 
+static void set_thread_ended(int ended)
+{
+    pthread_mutex_lock(&ending);
+    thread_ended = ended;
+    pthread_cond_broadcast(&ending_changed);
+    pthread_mutex_unlock(&ending);
+}
+
 static void *watch(void *unused)
 {
     (void)unused;
@@ -317,10 +330,7 @@ static void *watch(void *unused)
     while (!pause_or_end(POLL_NS))
         look();
     finish();
-    pthread_mutex_lock(&ending);
-    thread_ended = 1;
-    pthread_cond_broadcast(&ending_changed);
-    pthread_mutex_unlock(&ending);
+    set_thread_ended(1);
     return NULL;
 }
 
@@ -398,12 +408,14 @@ static int start(int in_init)
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&ending_changed, &monotonic);
     pthread_condattr_destroy(&monotonic);
+    set_thread_ended(0);
     pthread_atfork(NULL, NULL, in_child);
     if (in_init)
         attach_in_init();
     result = start_thread();
     if (result != 0) {
         log_line("no thread: %s", strerror(result));
+        set_thread_ended(1); /* attach has registered at_exit */
         if (change_phase(RECORDING, DETACH_WANTED))
             return -result; /* the next call finalizes, and the ring is used till then */
         ring_destroy(&session.ring);
@@ -440,7 +452,8 @@ static void initialize_next(void)
 /* Called by the CUDA driver during cuInit. 1: loaded. A failure of ours must not fail the application, so it is always 1. */
 EXPORT int InitializeInjection(void)
 {
+    log_wanted = getenv("GPUPROF_INJECT_LOG") != NULL;
+    initialize_next(); /* first: attached, this one would keep it from CUPTI, which it had when it was alone */
     start(1);
-    initialize_next();
     return 1;
 }

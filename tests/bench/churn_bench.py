@@ -1,6 +1,7 @@
 """Memory of the sampler on a machine that starts ten processes a second, as root.
 
-usage: python tests/bench/churn_bench.py [--minutes 1.5]        (an hour shows that it stays flat)
+usage: python tests/bench/churn_bench.py [--minutes 1.5] [--per-second 10] [--history-mib 64]
+An hour shows that it stays flat; with 40 a second and 16 MiB a few minutes do.
 
 The processes are short Python scripts, shells and copies of a program under a name of its own. By the
 sampler's own status frames: resident memory without BPF maps, once the first third is over against the end,
@@ -22,7 +23,8 @@ from pathlib import Path
 import numpy as np
 from sampler_bench import Client
 
-PER_SECOND = 10
+NEW_FILE_EVERY = 10  # processes
+KEPT_FILES = 10
 SCRIPTS = (
     [sys.executable, "-Sc", "import json\nfor _ in range(300): json.dumps(list(range(99)))"],
     [sys.executable, "-Sc", "sum(i * i for i in range(60_000))"],
@@ -30,34 +32,35 @@ SCRIPTS = (
 )
 
 
-def churn(folder: str, stop: threading.Event) -> None:
+def churn(folder: str, per_second: float, stop: threading.Event) -> None:
     """Start processes until told to stop; every tenth runs a file that is new."""
     running: list[subprocess.Popen[bytes]] = []
     started = 0
     due = time.monotonic()
     while not stop.wait(max(0.0, due - time.monotonic())):
-        due += 1 / PER_SECOND
+        due += 1 / per_second
         started += 1
         command = SCRIPTS[started % len(SCRIPTS)]
         own = ""
-        if not started % PER_SECOND:
+        if not started % NEW_FILE_EVERY:
             own = shutil.copy("/bin/sh", f"{folder}/program{started}")
             command = [own, "-c", SCRIPTS[2][2]]
         running.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
         running = [process for process in running if process.poll() is None]
-        if started > PER_SECOND * 10:
-            Path(f"{folder}/program{started - PER_SECOND * 10}").unlink(missing_ok=True)
+        Path(f"{folder}/program{started - NEW_FILE_EVERY * KEPT_FILES}").unlink(missing_ok=True)
     for process in running:
         process.kill()
         process.wait()
 
 
-def measure(minutes: float) -> None:
+def measure(minutes: float, per_second: float, history_mib: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/sampler.sock"
-        sampler = subprocess.Popen([sys.executable, "-m", "gpuprof.sampler", "--socket", path])
+        sampler = subprocess.Popen(
+            [sys.executable, "-m", "gpuprof.sampler", "--socket", path, "--history-mib", str(history_mib)]
+        )
         stop = threading.Event()
-        churner = threading.Thread(target=churn, args=(folder, stop))
+        churner = threading.Thread(target=churn, args=(folder, per_second, stop))
         try:
             client = Client(path)
             while not any(
@@ -84,7 +87,7 @@ def measure(minutes: float) -> None:
     samples = next(source.samples for source in last.sources if source.name == "cpu")
     begin, after = np.median(rss[third : third + tenth]), np.median(rss[-tenth:])
     hours = (last.time_ns - seen[third].time_ns) / 3.6e12
-    started = 60 * minutes * PER_SECOND
+    started = 60 * minutes * per_second
     print(f"over                    {minutes:g} min, {started:.0f} processes, {samples} samples")
     print(f"memory at the start     {rss[0]:.1f} MB, of which the history {held[0]:.1f}")
     print(f"after a third           {begin:.1f} MB, of which the history {held[third]:.1f}")
@@ -98,8 +101,10 @@ def measure(minutes: float) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=1.5)
+    parser.add_argument("--per-second", type=float, default=10)
+    parser.add_argument("--history-mib", type=int, default=64)
     options = parser.parse_args()
     if os.geteuid() != 0:
         print("churn_bench: skipped, eBPF needs root")
         sys.exit(0)
-    measure(options.minutes)
+    measure(options.minutes, options.per_second, options.history_mib)

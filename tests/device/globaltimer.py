@@ -16,6 +16,7 @@ from ctypes import c_ulonglong, c_void_p
 from typing import Any
 
 import numpy as np
+from claims import claim
 
 SOURCE = r"""
 extern "C" __global__ void stamp(unsigned long long *out, unsigned long long ns)
@@ -71,12 +72,6 @@ def compare(file: str, truth: str) -> int:
     start, end = start[ours][order].astype(np.int64), end[ours][order].astype(np.int64)
     with open(truth) as source:
         stamps = np.array(json.load(source), np.int64).reshape(-1, 2)
-    bad = 0
-
-    def claim(good: bool, text: str) -> None:
-        nonlocal bad
-        bad += not good
-        print(f"{'PASS' if good else 'FAIL'} {text}")
 
     claim(len(start) == len(stamps), f"{len(start)} of {len(stamps)} kernels")
     if len(start) != len(stamps):
@@ -105,7 +100,7 @@ def compare(file: str, truth: str) -> int:
         f"places: drift {slope:+.2f} us/s; the rest {spread[0]:.0f} to {spread[3]:.0f} ns, 95 % within"
         f" {spread[1]:.0f} to {spread[2]:.0f} ns",
     )
-    return bad > 0
+    return claim.failed > 0
 
 
 def main(arguments: list[str]) -> Any:

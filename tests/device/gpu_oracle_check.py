@@ -14,20 +14,14 @@ from collections import defaultdict
 from typing import Any
 
 import numpy as np
+from claims import claim
 
 from gpuprof.snapshots.file import read_snapshot
 from gpuprof.snapshots.frames import STACK_NOT_TAKEN, UNMATCHED_LAUNCH, FrameKind
 
 PLACEMENT_NS = 2_000  # the bracket's width, and the two clock readings of the workload
-failed = 0
 LEAST_WAITS = 10
 AROUND_NS = 60_000  # Python and PyTorch around a synchronizing call, on the host's clock but not in the call
-
-
-def claim(good: bool, text: str) -> None:
-    global failed  # noqa: PLW0603
-    failed += not good
-    print(f"{'PASS' if good else 'FAIL'} {text}")
 
 
 class Paths:
@@ -99,7 +93,7 @@ def main(file: str, truth_path: str) -> int:
         f"unmatched: {np.count_nonzero(unmatched)} kernels, early {status.early}, lost {status.lost}",
     )
     claim(status.early == 0, f"no kernel before its launch ({status.early})")
-    return failed > 0
+    return claim.failed > 0
 
 
 def check_ratio(truth: Any, of_path: dict[str, np.ndarray], weight: np.ndarray, sampled: bool) -> None:

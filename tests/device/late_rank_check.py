@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from claims import claim
+
 from gpuprof.snapshots.file import read_snapshot
 from gpuprof.snapshots.frames import Query
 from gpuprof.snapshots.report import json_report
@@ -39,12 +41,6 @@ def main(folder: str) -> int:
     uuids = {gpu.index: gpu.uuid for gpu in history.gpus.gpus}
     _, end = history.span
     span_ns = JUDGED_S * 10**9
-    failed = 0
-
-    def claim(good: bool, text: str) -> None:
-        nonlocal failed
-        failed += not good
-        print(f"{'PASS' if good else 'FAIL'} {text}")
 
     idle: dict[int, int] = {}
     for index, uuid in uuids.items():
@@ -70,7 +66,7 @@ def main(folder: str) -> int:
     claim(
         idle[1] > 3 * idle[0], f"idle: {idle[0] / 1e9:.2f} s and {idle[1] / 1e9:.2f} s of {JUDGED_S} s each"
     )
-    return failed
+    return claim.failed
 
 
 if __name__ == "__main__":

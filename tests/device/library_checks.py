@@ -14,19 +14,14 @@ import threading
 import time
 from pathlib import Path
 
+from claims import claim
+
 from gpuprof.sampler import gpu_ring
 from gpuprof.tui import run
 
 HOST_MOST_MB = 32.0
 DEVICE_MOST_MB = 128.0
 CYCLES = 40
-failed = 0
-
-
-def claim(good: bool, text: str) -> None:
-    global failed  # noqa: PLW0603
-    failed += not good
-    print(f"{'PASS' if good else 'FAIL'} {text}", flush=True)
 
 
 def worker() -> None:
@@ -232,7 +227,7 @@ def main(seconds: float) -> int:
     detach_at_any_call(worker_process)
     cycles(worker_process)
     worker_process.process.kill()
-    return failed > 0
+    return claim.failed > 0
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
+from claims import claim
 from gpu_oracle_check import Paths
 
 from gpuprof.snapshots.file import read_snapshot
@@ -21,12 +22,6 @@ QUIET, MANY, EACH, COPIES, COPY_BYTES, WAITS = 1512, 100, 7, 13, 64 << 20, 11  #
 
 def main(file: str) -> int:
     history = read_snapshot(file).history
-    failed = 0
-
-    def claim(good: bool, text: str) -> None:
-        nonlocal failed
-        failed += not good
-        print(f"{'PASS' if good else 'FAIL'} {text}")
 
     status = next(source for source in history.status.sources if source.name == "gpu")
     print(f"status: {status}")
@@ -63,7 +58,7 @@ def main(file: str) -> int:
     claim(said == streams and len(said) == 1, f"waits name stream {said}, its kernels ran on {streams}")
     claim(max(named.values(), default=0) >= WAITS, f"waits: {named}")
     claim(status.lost == 0, f"lost {status.lost}")
-    return failed > 0
+    return claim.failed > 0
 
 
 if __name__ == "__main__":

@@ -26,7 +26,9 @@ def subscribers(program: Any) -> int:
     return int(program.counters.get("subscribers", 0))
 
 
-def test_one_who_is_there_while_contexts_are_made_waits(start: Start, listen: Listen, slow: Any) -> None:
+def test_one_who_is_there_while_contexts_are_made_waits(
+    start: Start, listen: Listen, kit: Any, slow: Any
+) -> None:
     program = start(which=slow).init()
     listener = listen(program, wait=False)
     for turn in range(14):  # longer than it would wait for any of them
@@ -34,6 +36,10 @@ def test_one_who_is_there_while_contexts_are_made_waits(start: Start, listen: Li
         time.sleep(0.1)
         assert (listener.facts.state, subscribers(program)) == ("waiting", 0), turn
     assert WAITING in listener.facts.message
+    listener.close()
+    listener = listen(program, lock=False)
+    kit.wait_for(lambda: listener.facts.message == "", what="the end of a message for one who has left")
+    assert listener.ring.lock()
     began = time.monotonic()
     listener.reach("recording")
     assert time.monotonic() - began > SETTLE_S / 2
@@ -46,7 +52,7 @@ def test_an_answer_that_waited_for_a_context_is_a_context_in_the_making(
     start: Start, listen: Listen, slow: Any
 ) -> None:
     program = start(which=slow).init()
-    program.ask("contexts 1 8000000")
+    program.ask("contexts 1 25000000")
     listener = listen(program, wait=False)
     time.sleep(3 * SETTLE_S)
     assert (listener.facts.state, subscribers(program)) == ("waiting", 0)
@@ -110,7 +116,7 @@ def test_a_detach_waits_for_contexts_but_not_for_ever(
 ) -> None:
     program = start(which=slow).init()
     listener = listen(program)
-    program.ask("contexts 3 8000000")
+    program.ask("contexts 3 25000000")
     time.sleep(0.1)
     listener.close()
     began = time.monotonic()
@@ -129,3 +135,55 @@ def test_a_refusal_within_the_driver_s_start_is_tried_again(
     listener.reach("refused")
     program.ask("set subscribe_result 0")
     listener.reach("recording", 5.0)
+
+
+def test_contexts_that_were_made_long_ago_do_not_count(start: Start, listen: Listen, slow: Any) -> None:
+    """A detach waits again for those that are made later."""
+    program = start(which=slow).init()
+    listener = listen(program)
+    program.ask("contexts 3 0")
+    time.sleep(1.5)  # settled, and longer ago than a detach waits
+    program.ask("contexts 3 25000000")
+    time.sleep(0.1)
+    listener.close()
+    began = time.monotonic()
+    listen(program, lock=False).reach("detaching", 4.0)
+    assert time.monotonic() - began > 0.5
+
+
+def test_another_library_is_started_before_it_attaches(
+    start: Start, listen: Listen, kit: Any, tmp_path: Path
+) -> None:
+    """Which has CUPTI to itself, as it has without this one."""
+    source, other, mark = tmp_path / "other.c", tmp_path / "other.so", tmp_path / "mark"
+    source.write_text(
+        "#include <dlfcn.h>\n#include <fcntl.h>\n#include <stdlib.h>\n"
+        "int InitializeInjection(void);\n"
+        "static void call(void *user, int domain, unsigned id, const void *data)\n"
+        "{ (void)user, (void)domain, (void)id, (void)data; }\n"
+        "int InitializeInjection(void)\n{\n"
+        '    void *subscriber, *cupti = dlopen(getenv("GPUPROF_CUPTI"), RTLD_NOW);\n'
+        "    int (*subscribe)(void **, void (*)(void *, int, unsigned, const void *), void *);\n"
+        '    *(void **)&subscribe = dlsym(cupti, "cuptiSubscribe");\n'
+        '    return subscribe(&subscriber, call, NULL) == 0 && open(getenv("MARK"), O_CREAT, 0600) >= 0;\n}\n'
+    )
+    kit._gcc(other, [source], "-shared", "-fPIC")
+    program = start(GPUPROF_EXPECT_LISTENER="1", GPUPROF_NEXT_INJECTION=str(other), MARK=str(mark)).init()
+    assert mark.exists()
+    listen(program, wait=False).reach("refused")
+
+
+def test_a_process_that_got_no_thread_ends_at_once(start: Start, kit: Any, tmp_path: Path) -> None:
+    """Its exit does not wait for a thread that there never was."""
+    source, refuses = tmp_path / "refuses.c", tmp_path / "refuses.so"
+    source.write_text(
+        "#include <errno.h>\n#include <pthread.h>\n"
+        "int pthread_create(pthread_t *thread, const pthread_attr_t *how, void *(*run)(void *), void *with)\n"
+        "{ (void)thread, (void)how, (void)run, (void)with; return EAGAIN; }\n"
+    )
+    kit._gcc(refuses, [source], "-shared", "-fPIC")
+    patient = kit.build(tmp_path / "patient", library=("-DEND_WAIT_S=60",))
+    program = start(which=patient, GPUPROF_EXPECT_LISTENER="1", LD_PRELOAD=str(refuses)).init()
+    assert subscribers(program) == 1
+    program.ask("launch 1 a kernel k 1")
+    assert program.end("exit 0", 20) == 0

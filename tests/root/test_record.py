@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -152,6 +153,94 @@ def test_time_ends_the_command_too(service: Service, tmp_path: Path) -> None:
     _, err = process.communicate(timeout=20)
     assert process.returncode == 0, err
     assert read_snapshot(tmp_path / "a").damage is None
+
+
+def processes_with(mark: str) -> list[int]:
+    """Living processes that have `mark` among their arguments."""
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(OSError):
+            words = Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0")
+            found += [int(name)] if mark.encode() in words else []
+    return found
+
+
+def end(mark: str) -> None:
+    for pid in processes_with(mark):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("how", ["time", "SIGTERM", "twice SIGINT"])
+def test_all_that_the_command_has_started_ends_with_it(service: Service, tmp_path: Path, how: str) -> None:
+    """A pipe after `record` would hang on what lived on. What made itself a session of its own stays."""
+    mark, daemon = f"4711.{os.getpid()}", f"4712.{os.getpid()}"
+    script = f"setsid sleep {daemon} >&- 2>&- & sleep {mark} | cat; echo after"
+    limit = ("--for", "2s") if how == "time" else ()
+    argv = ("--socket", service.path, "-o", str(tmp_path / "a"), *limit, "--", "sh", "-c", script)
+    process = record(*argv)
+    try:
+        wait_until_it_records(process)
+        deadline = time.monotonic() + 10
+        while not (processes_with(mark) and processes_with(daemon)) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert processes_with(mark)
+        for _ in range({"time": 0, "SIGTERM": 1}.get(how, 2)):
+            process.send_signal(signal.SIGTERM if how == "SIGTERM" else signal.SIGINT)
+            time.sleep(0.1)
+        out, err = process.communicate(timeout=20)  # to the end of its pipes
+        # After SIGTERM it is the command's own where that ended before the recording was complete.
+        assert process.returncode in {"time": (0,), "SIGTERM": (130, 143)}.get(how, (130,)), err
+        assert "after" not in out
+        assert "has not ended" not in err
+        assert processes_with(mark) == []
+        assert len(processes_with(daemon)) == 1
+        assert read_snapshot(tmp_path / "a").damage is None
+    finally:
+        end(mark)
+        end(daemon)
+
+
+@pytest.mark.parametrize("who", ["the command", "a process of the command"])
+def test_what_does_not_end_on_sigterm_is_named_and_killed(service: Service, tmp_path: Path, who: str) -> None:
+    mark = f"4713.{os.getpid()}"
+    command = ["sh", "-c", f"trap '' TERM; exec sleep {mark}"]
+    if who != "the command":
+        command = ["sh", "-c", '"$@"; :', "sh", *command]
+    process = record("--socket", service.path, "-o", str(tmp_path / "a"), "--for", "1.5s", "--", *command)
+    try:
+        wait_until_it_records(process)
+        assert process.stderr is not None
+        lines = []
+        while not any("has not ended" in line for line in lines):
+            lines.append(process.stderr.readline())
+            assert lines[-1], lines
+        assert re.fullmatch(
+            rf"gpuprof-tui: {who} \(\d+\) has not ended on SIGTERM; killed in \d s, or at once on Ctrl-C\n",
+            lines[-1],
+        )
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=8)
+        assert processes_with(mark) == []
+        assert process.returncode == 130
+    finally:
+        end(mark)
+
+
+def test_ended_before_it_began_is_said(service: Service, tmp_path: Path) -> None:
+    service.set_status("starting")
+    path = tmp_path / "a.gpuprof"
+    process = record("--socket", service.path, "-o", str(path))
+    deadline = time.monotonic() + 10
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=10)
+    assert process.returncode == 130
+    said = "gpuprof-tui: ended before the recording began: nothing was recorded, and no file is left\n"
+    assert err == said
+    assert not path.exists()
 
 
 @pytest.mark.parametrize("rows", [True, False])

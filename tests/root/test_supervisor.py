@@ -28,14 +28,16 @@ SAMPLER = (sys.executable, "-I", "-m", "gpuprof.sampler", "--no-cpu", "--no-nvml
 NOBODY = pwd.getpwnam("nobody")
 
 
-def program(sampler: tuple[str, ...], *, socket_path: str = "/nonexistent", before: str = "") -> list[str]:
+def program(
+    sampler: tuple[str, ...], *, socket_path: str = "/nonexistent", given: bool = False, before: str = ""
+) -> list[str]:
     """A command line that runs the supervisor with the stub for a screen."""
     code = (
         "import sys\n"
         "from gpuprof.tui import supervisor\n"
         "from gpuprof.tui.sampler_process import SamplerOptions\n"
         f"{before}\n"
-        f"options = SamplerOptions(99, {socket_path!r}, True, {sampler!r})\n"
+        f"options = SamplerOptions(99, {socket_path!r}, True, {sampler!r}, socket_given={given})\n"
         f"sys.exit(supervisor.run(options, [{sys.executable!r}, {STUB!r}]))\n"
     )
     return [sys.executable, "-c", code]
@@ -401,6 +403,31 @@ def test_a_running_service_is_used_and_replaced_when_it_goes(
     run.ask("eof")
     assert run.ask("reconnect")["op"] == "connection"
     assert run.ask("hello")["sampler"] not in (0, service.pid)
+
+
+def test_no_other_sampler_takes_the_place_of_one_that_was_named(
+    start: Callable[..., Run], tmp_path: Path
+) -> None:
+    path = str(tmp_path / "s.sock")
+    done = subprocess.run(
+        program(SAMPLER, socket_path=path, given=True), capture_output=True, text=True, check=False
+    )
+    assert f"no sampler listens at {path}" in done.stderr
+    service = subprocess.Popen([*SAMPLER, "--socket", path])
+    while not os.path.exists(path):
+        assert service.poll() is None
+        time.sleep(0.01)
+    time.sleep(0.05)
+    run = start(socket_path=path, given=True)
+    assert run.ask("hello")["sampler"] == service.pid
+    service.terminate()
+    assert service.wait(5) == 0
+    run.ask("eof")
+    refused = run.ask("reconnect")
+    assert refused["op"] == "refused"
+    assert "no sampler listens at" in refused["message"]
+    children = Path(f"/proc/{run.process.pid}/task/{run.process.pid}/children").read_text().split()
+    assert children == [str(run.screen["pid"])]
 
 
 def test_the_terminal_is_restored_after_a_screen_that_was_killed(tmp_path: Path) -> None:

@@ -10,10 +10,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 from pilot_screen import screen_of, shows, text_of, until
 
-from gpuprof.snapshots.frames import Hello, SourceStatus, Status
+from gpuprof.snapshots.frames import NO_THREAD, FrameKind, Hello, SourceStatus, Status
 from gpuprof.tui.app import GpuprofApp
 from gpuprof.tui.screens.main import MainScreen
 from gpuprof.tui.transports import CommandTransport, HistoryTransport, SocketTransport
@@ -265,6 +266,13 @@ async def test_save_the_pinned_range(
         await shows(pilot, "Esc lets go")
         pinned = live.session.feed.pinned
         assert pinned is not None
+        history, thread = node_socket[0].history, node_socket[0]._threads[0]
+        one = np.ones(1, np.uint32)
+        with history.lock:  # a wait beyond both ends; of it only what lies between is saved
+            tables = history.tables
+            stack = tables.stack([tables.frame(tables.function("futex", "", "", FrameKind.WAIT), 1)])
+            first, last = pinned[0] - 5 * 10**9, pinned[1] + 5 * 10**9
+            history.add_waits([first], [last], one * thread, one * stack, one * NO_THREAD, 1.0, one * 0)
         await pilot.press("w")
         await shows(pilot, "Saved")
     (path,) = tmp_path.glob("gpuprof-node17-*.gpuprof")
@@ -273,6 +281,8 @@ async def test_save_the_pinned_range(
     whole = Query(1, "cpu", 0, 2**62)
     there = node_socket[0].history.query(Query(1, "cpu", *pinned))
     assert opened.history.query(whole).total_weight[0] == there.total_weight[0] > 0
+    assert opened.history.span == pinned
+    assert opened.history.query(Query(1, "offcpu", 0, 2**62)).total_weight[0] == pinned[1] - pinned[0]
 
 
 async def test_save_where_nothing_can_be_written(live: GpuprofApp, monkeypatch: pytest.MonkeyPatch) -> None:

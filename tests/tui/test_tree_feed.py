@@ -155,3 +155,23 @@ def test_a_bad_number_comes_with_a_sensible_example(text: str, example: str) -> 
     with pytest.raises(GpuprofError) as caught:
         parse_filter(text, {})
     assert caught.value.hint == f"For example: {example}"
+
+
+def test_a_paused_tree_that_is_asked_for_otherwise_stays_in_its_time() -> None:
+    feed = TreeFeed()
+    first = feed.due(0, 100 * SECOND, None)
+    assert first is not None
+    assert not first.internals
+    assert feed.accept(first.id)
+    feed.paused = True
+    assert feed.due(9 * SECOND, 109 * SECOND, None) is None
+    feed.set(internals=True)
+    again = feed.due(9 * SECOND, 109 * SECOND, None)
+    assert again is not None
+    assert again.internals
+    assert (again.start_ns, again.end_ns) == (first.start_ns, first.end_ns)
+    feed.pin(5, 10)
+    feed.unpin()
+    back = feed.due(10 * SECOND, 110 * SECOND, None)
+    assert back is not None
+    assert back.end_ns == 110 * SECOND

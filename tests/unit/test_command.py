@@ -161,6 +161,36 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     assert "Traceback" in done.stderr
 
 
+def test_standard_output_is_no_place_for_a_recording(tmp_path: Path) -> None:
+    done = _run("record", "-o", "-", "--for", "1s", cwd=tmp_path)
+    assert done.returncode == EXIT_USAGE
+    assert "cannot be written to standard output" in done.stderr
+    assert "-o run.gpuprof" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        ("--tree gpu report x", "--tree"),
+        ("--json report x", "--json"),
+        ("--range=1..2 report x", "--range"),
+        ("--hz 50 --by-thread report x", "--by-thread"),
+        ("-o f record", "-o"),
+        ("--no-screen attach 1", "--no-screen"),
+    ],
+)
+def test_an_option_before_its_command_is_told_its_place(
+    words: str, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        arguments.parse(words.split())
+    assert caught.value.code == EXIT_USAGE
+    command = next(word for word in words.split() if word in {"report", "record", "attach"})
+    said = capsys.readouterr().err
+    assert f"{option} comes after {command}: gpuprof-tui {command} " in said
+
+
 def test_closed_standard_streams_are_no_trouble(tmp_path: Path) -> None:
     code = "from gpuprof.tui.command import main; import sys; sys.exit(main())"
     script = f"exec {sys.executable} -c '{code}' report /none"
@@ -220,6 +250,27 @@ def test_report_as_text_and_json(snapshot: str) -> None:
     assert (report["host"], report["tree"], report["total"]) == ("node17", "cpu", 4)
     report = json.loads(_run("report", snapshot, "--json", "--pid", "8").stdout)
     assert report["total"] == 0
+
+
+@pytest.mark.parametrize(
+    "setting", ["ascii", "ascii:strict", "latin-1", "cp037", "utf-16", "undefined", "idna", "punycode"]
+)
+@pytest.mark.parametrize("more", [(), ("--json",), ("--folded",), ("--nonsense\u2500\udcff",)])
+def test_no_setting_of_the_output_ends_in_an_exception(
+    snapshot: str, setting: str, more: tuple[str, ...]
+) -> None:
+    environ = {**os.environ, "PYTHONIOENCODING": setting}
+    code = "import sys; from gpuprof.tui.command import main; sys.exit(main())"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "report", snapshot, *more], env=environ, capture_output=True, check=False
+    )
+    assert done.returncode == (EXIT_USAGE if "--nonsense" in "".join(more) else 0), done.stderr
+    for word in (b"is a bug", b"Error", b"Traceback"):
+        assert word not in done.stderr + done.stdout
+    if setting.startswith("ascii") and not more:
+        text = done.stdout.decode("ascii")
+        assert "main" in text
+        assert "####" in text  # a bar
 
 
 def test_interpreter_frames_are_in_the_report_when_asked_for_and_always_in_json() -> None:

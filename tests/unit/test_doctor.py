@@ -148,7 +148,7 @@ def test_features_that_cannot_be_tried(line: str) -> None:
 def test_what_is_not_there_or_not_asked_for_is_not_missing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], status: SourceStatus, state: str
 ) -> None:
-    monkeypatch.setattr(doctor, "look_up", lambda path: [])
+    monkeypatch.setattr(doctor, "look_up", lambda path, **_: [])
     monkeypatch.setattr(doctor, "try_kernel", lambda: [])
     monkeypatch.setattr(doctor, "_settled_sources", lambda options: ([status], ""))
     assert doctor.run(SamplerOptions()) == (state == "missing")

@@ -15,7 +15,7 @@ import pytest
 from gpuprof.snapshots import file
 from gpuprof.snapshots.errors import GpuprofError
 from gpuprof.snapshots.file import read_snapshot
-from gpuprof.snapshots.frames import Frame, Hello
+from gpuprof.snapshots.frames import NO_THREAD, Frame, FrameKind, Hello, ProcessDef, Query, WaitKind
 from gpuprof.snapshots.history import History
 from gpuprof.tui import saving
 
@@ -55,6 +55,51 @@ def test_what_is_saved_of_a_recording_is_as_long_as_the_recording(
         fd, path = saving.create_here("a.gpuprof")
         asyncio.run(saving.save_frames(frames(3), fd, path, recorded=recorded))
         assert read_snapshot(path).history.span == span
+
+
+async def crossing(recorded: tuple[int, int]) -> AsyncIterator[Frame]:
+    """A sample each 10 ms, and a wait and a kernel from 7 s before a range to 5 s after it."""
+    start, end = recorded
+    history = History(Hello(1, "node", "boot", "6.1", 2, 10**12, 0, "0", 1, 99, 10, True))
+    tables = history.tables
+    process = tables.process(ProcessDef(7, 1, "python", "python t.py", "me", 1000, 1))
+    thread = tables.thread(process, 7, "main")
+    stack = tables.stack([tables.frame(tables.function("f", "t.py", "", FrameKind.PYTHON), 1)])
+    first, last = start - 7 * SECOND, end + 5 * SECOND
+    times = np.arange(first, last, 10_000_000, np.uint64)
+    zeros = np.zeros(len(times), np.uint32)
+    history.add_samples(times, zeros, zeros + thread, zeros + stack)
+    history.add_waits([first], [last], [thread], [stack], [NO_THREAD], 1.0, [int(WaitKind.BLOCKED)])
+    history.add_gpu_work(start_ns=[first], end_ns=[last], gpu=[0], stream=[7], thread=[thread], stack=[stack])
+    for frame in history.frames_between(start, end):
+        yield frame
+
+
+def test_a_saved_range_is_that_range_though_rows_cross_its_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    recorded = 10**12 + 20 * SECOND, 10**12 + 20 * SECOND + 9_350_000_000
+    fd, path = saving.create_here("a.gpuprof")
+    saved = asyncio.run(saving.save_frames(crossing(recorded), fd, path, recorded=recorded))
+    assert (saved.samples, saved.gpu_work) == (935, 1)
+    opened = read_snapshot(path)
+    assert opened.damage is None
+    history = opened.history
+    assert history.span == recorded
+    for log in (history.waits, history.gpu_work):
+        assert log.span() == recorded
+    waiting = history.query(Query(1, "offcpu", *history.span))
+    assert waiting.total_weight[0] == 9_350_000_000
+    # Saving the same once more, out of the file, changes nothing.
+    again, name = saving.create_here("b.gpuprof")
+
+    async def of_the_file() -> AsyncIterator[Frame]:
+        for frame in history.frames_between(*history.span):
+            yield frame
+
+    asyncio.run(saving.save_frames(of_the_file(), again, name, recorded=history.span))
+    assert read_snapshot(name).history.span == recorded
 
 
 @pytest.mark.parametrize("room", [0, 10, 100, 9000])

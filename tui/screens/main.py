@@ -483,3 +483,4 @@ class MainScreen(Screen[None]):
         self.session.show_internals(not self.session.internals)
         self._update_tree()
         self._update_lines()
+        self._asked_anew()

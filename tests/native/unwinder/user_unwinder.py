@@ -109,7 +109,7 @@ class MemoryTables:
         self.maps = {name: os.memfd_create(name) for name in TABLES}
         for name in TABLES:
             os.ftruncate(self.maps[name], self.counts[name] * element_bytes[name] + 4095 & ~4095)
-        self.maps |= {"processes": -1, "unwind_binaries": -2}
+        self.maps |= {"processes": -1, "unwind_binaries": -2, "thread_states": -3}
         self._hashes = _Hashes()
         self._tables = self._replaced(lambda: UnwindTables(self))  # type: ignore[arg-type]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping as MappingOf
 from collections.abc import Sequence
 
 from gpuprof.sampler.maps import Mapping
@@ -14,6 +15,7 @@ class NotedTables:
     def __init__(self, *, forks: bool = True) -> None:
         self.published: dict[int, tuple[Sequence[Mapping], PythonLayout | None]] = {}
         self.forgotten: list[int] = []
+        self.threads: dict[int, MappingOf[int, Sequence[int]]] = {}
         self.forks = forks
 
     def publish(self, pid: int, mappings: Sequence[Mapping], python: PythonLayout | None) -> None:
@@ -25,6 +27,9 @@ class NotedTables:
     def forget(self, pid: int) -> None:
         self.published.pop(pid, None)
         self.forgotten.append(pid)
+
+    def put_thread_states(self, pid: int, states: MappingOf[int, Sequence[int]]) -> None:
+        self.threads[pid] = states
 
     def housekeeping(self) -> None:
         pass

@@ -74,6 +74,38 @@ def test_a_new_process_is_published_with_its_python(
     assert python.version == sys.version_info[:2]
 
 
+MANY = """
+import sys, threading
+wait = threading.Event()
+threads = [threading.Thread(target=wait.wait, daemon=True) for _ in range(int(sys.argv[1]))]
+[thread.start() for thread in threads]
+print(threading.get_ident(), *(thread.ident for thread in threads), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("count", [3, 100])
+def test_threads_that_the_kernel_did_not_find(
+    follower: ProcessFollower, notes: NotedTables, count: int
+) -> None:
+    command = [sys.executable, "-c", MANY, str(count)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        threads = set(map(int, process.stdout.readline().split()))
+        message = ControlMessage(process.pid, MessageReason.THREAD_STATES, 0)
+        follower.handle([message])
+        assert notes.threads == {}  # nobody knows the process yet
+        follower.want(process.pid)
+        follower.handle([])
+        assert (process.pid in notes.threads) == (count == 100)  # many are read before they are asked for
+        follower.handle([message])
+        assert set(notes.threads[process.pid]) == threads
+    finally:
+        process.kill()
+        process.communicate()
+
+
 def test_messages_about_processes_that_are_gone(follower: ProcessFollower, notes: NotedTables) -> None:
     for reason in MessageReason:
         follower.handle([ControlMessage(0x7FFFFFF0, reason, 0x1000)])

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuprof.bpf.programs import MAX_MESSAGE_BYTES, StackPrograms
-from gpuprof.bpf.records import MESSAGE, MessageReason
+from gpuprof.bpf.records import FAMILY_LAUNCH, MESSAGE, MessageReason
 from gpuprof.sampler import cpu_stacks
 from gpuprof.sampler.cpu_stacks import CpuStacks
 from gpuprof.snapshots.frames import Hello
@@ -23,7 +23,17 @@ from gpuprof.snapshots.history import History
 class Stacks(list[int]):
     """Some stacks, each with the number of the message that it needs."""
 
-    words = b"12345678"
+    words: bytes = b"12345678"
+
+
+class Known(Stacks):
+    """Launches of known stacks."""
+
+    family = (FAMILY_LAUNCH,)
+
+    def __init__(self, count: int) -> None:
+        super().__init__(range(count))
+        self.words = bytes(2 * count)
 
 
 class Kernel:
@@ -76,9 +86,18 @@ class Waits:
         self.name_all(self.taken)
 
 
-def test_no_stack_is_named_before_what_it_needs_was_told(monkeypatch: Any) -> None:
-    monkeypatch.setattr(cpu_stacks, "DRAIN_NS", 0)  # whenever it may be
+def reader(monkeypatch: Any, kernel: Kernel, handle: Callable[..., None]) -> Any:
+    """A CpuStacks that reads from `kernel` whenever it may."""
+    monkeypatch.setattr(cpu_stacks, "DRAIN_NS", 0)
     monkeypatch.setattr(cpu_stacks, "UnwindTables", lambda programs: None)
+    hello = Hello(1, "t", "", "", 1, 0, 0, "", 0, 99, 0, True)
+    stacks: Any = CpuStacks(History(hello), kernel)  # type: ignore[arg-type]
+    stacks.waits = Waits(kernel, lambda taken: None)
+    stacks._follower = SimpleNamespace(handle=handle, want=lambda pid: None, tidy=lambda now_ns: None)
+    return stacks
+
+
+def test_no_stack_is_named_before_what_it_needs_was_told(monkeypatch: Any) -> None:
     kernel, handled, named = Kernel(), set[int](), list[int]()
 
     def name_all(stacks: Stacks) -> None:
@@ -89,14 +108,33 @@ def test_no_stack_is_named_before_what_it_needs_was_told(monkeypatch: Any) -> No
         handled.update(messages)
         between()  # is when the rings are drained, so that they do not fill
 
-    hello = Hello(1, "t", "", "", 1, 0, 0, "", 0, 99, 0, True)
-    stacks: Any = CpuStacks(History(hello), kernel)  # type: ignore[arg-type]
-    stacks.waits = Waits(kernel, name_all)
-    stacks._follower = SimpleNamespace(handle=handle, want=lambda pid: None, tidy=lambda now_ns: None)
-    stacks.consume = name_all
+    stacks = reader(monkeypatch, kernel, handle)
+    stacks.waits.name_all = stacks.consume = name_all
     for _ in range(5):
         stacks._tick()
     assert len(named) > 100
+
+
+def test_launches_are_announced_when_they_are_named_and_not_a_tick_later(monkeypatch: Any) -> None:
+    """Those of the records that are read then: later they would not be the newest any more."""
+    stacks = reader(monkeypatch, Kernel(), lambda messages, between: None)
+    stacks.consume = lambda batch: stacks._launches.put([batch])
+    stacks._tick()
+    assert stacks._launches._some.is_set()
+    assert stacks.take_launches()
+
+
+def test_what_waits_to_be_named_is_bounded_by_what_it_takes(monkeypatch: Any) -> None:
+    """A batch of known launches has two words for each, and the nine of each one's header as columns."""
+    kernel: Any = Kernel()
+    kernel.read = Stacks
+    kernel.read_launches = lambda: [Known(10_000)]
+    stacks = reader(monkeypatch, kernel, lambda messages, between: None)
+    for _ in range(500):
+        stacks._drain()
+    held = sum(len(batch) for batch in stacks._pending)
+    assert held * 11 <= cpu_stacks.MAX_PENDING_WORDS < (held + 10_000) * 11
+    assert stacks._lost_launches + held == 500 * 10_000
 
 
 def test_code_comes_after_what_introduces_its_process() -> None:

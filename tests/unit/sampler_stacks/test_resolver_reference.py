@@ -158,16 +158,21 @@ class Reference:
             groups.append(Group(tuple(frames)))
         merged = merge(marked, self.ids.roles, groups, by_host=by_host, native_complete=walked)
         stack = kernel + merged.frames
+        lost = int(batch.flags[at]) & RecordFlag.PYTHON_NOT_FOUND != 0
+        lost = lost and sum(self.ids.roles[frame] == Role.EVAL for frame in marked) > len(groups)
         complete = walked or (n_python > 0 and not int(batch.flags[at]) & RecordFlag.PYTHON_TRUNCATED)
         anchor = (process.pid, int(batch.tid[at]), pairs[-2]) if pairs else None
         if not complete:
             reason = StopReason(int(batch.stop[at])).words
             stack.append(self.ids.get(f"[truncated: {reason}]", "", "", FrameKind.UNKNOWN))
+        elif lost:
+            words = "[truncated: the thread's Python frames were not found]"
+            stack.append(self.ids.get(words, "", "", FrameKind.UNKNOWN))
         elif not walked and anchor in self.outer:
             stack.extend(self.outer[anchor])
         if walked and anchor is not None and merged.outer is not None:
             self.outer[anchor] = merged.outer
-        return tuple(reversed(stack)), complete
+        return tuple(reversed(stack)), complete and not lost
 
 
 def random_record(rng: random.Random, pid: int) -> bytes:
@@ -179,7 +184,7 @@ def random_record(rng: random.Random, pid: int) -> bytes:
     header["time_ns"] = rng.randrange(1 << 40)
     header["n_kernel"], header["n_user"], header["n_python"] = n_kernel, n_user, n_python
     header["stop"] = rng.choice([0, 0, 0, 7, 2, 3])
-    header["flags"] = rng.choice([0, 0, 1, 2, 3, 8])
+    header["flags"] = rng.choice([0, 0, 1, 2, 3, 8, 32, 34])
     header["header_words"] = HEADER.itemsize // 8
     sp0 = rng.choice([0, 4096, (1 << 47) - 64])
     header["sp0"] = sp0
@@ -207,7 +212,7 @@ def vary(rng: random.Random, record: bytes) -> bytes:
     shims = [at for at in range(first_python, len(words), 2) if int(words[at]) >> 56 == SHIM_OWNER]
     what = rng.randrange(6)
     if what == 0:
-        header["flags"] ^= 2
+        header["flags"] ^= np.uint8(rng.choice([2, 32]))
     elif what == 1:
         header["stop"] = rng.choice([0, 2, 3])
     elif what == 2:

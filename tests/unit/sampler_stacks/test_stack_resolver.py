@@ -241,3 +241,31 @@ def test_a_full_generation_is_rolled_and_all_ids_are_made_anew(
     assert tree.total_weight[0] == 2 * len(names)
     for name in ("strtol", "qsort", "getenv"):
         assert found[name] == 2
+
+
+def test_a_thread_whose_thread_state_was_not_found(bench: Bench) -> None:
+    """It says so where Python frames are missing; a thread that runs no Python has none to miss."""
+    loop = bench.ids.native("_PyEval_EvalFrameDefault", "python", known=True)
+    process = bench.follower.get(os.getpid(), bench.start_ns, time.monotonic_ns(), uid=0, comm=b"me")
+    found: dict[int, list[int]] = {}
+
+    def resolve(addresses: list[int]) -> list[int]:
+        other = bench.ids.native("other", "libc.so.6", known=True)
+        return found.setdefault(len(found), [loop if address == 0x1000 else other for address in addresses])
+
+    process.resolve_native = resolve  # type: ignore[method-assign, assignment]
+    flag = RecordFlag.PYTHON_NOT_FOUND
+    records = [
+        bench.record(user=[0x1000]),
+        bench.record(user=[0x1000], flags=flag),
+        bench.record(user=[0x2000], flags=flag),
+        bench.record(user=[0x1000], flags=flag, stop=StopReason.NO_RULE),
+    ]
+    resolved = bench.resolver.resolve(bench.batch(*records))
+    first = [bench.ids.describe(stack.frames[0])[0] for stack in resolved.stacks]
+    assert first[0] == "_PyEval_EvalFrameDefault"
+    assert first[1] == "[truncated: the thread's Python frames were not found]"
+    assert first[2] == "other"
+    assert first[3] == f"[truncated: {StopReason.NO_RULE.words}]"
+    assert [stack.complete for stack in resolved.stacks] == [True, False, True, False]
+    assert resolved.truncated == 2

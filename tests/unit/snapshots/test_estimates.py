@@ -181,38 +181,111 @@ def test_the_shown_intervals_contain_the_truth(stories: Any) -> None:
 # ------------------------------------------------------------------------------------- recorded now and then
 
 
-def test_time_that_was_not_recorded_is_scaled_only_where_asked(stories: Any) -> None:
+def now_and_then(stories: Any) -> Any:
+    """1 s of which 300 of the 900 ms from the first to the last recorded instant were recorded."""
     story = stories.Story()
-    for start in (0, 400, 800):  # recorded for 300 of 1000 ms
+    for start in (0, 400, 800):
         story.observed(start, start + 100)
         story.observed(start + 100, min(start + 400, 1000), value=0.0)
         story.gpu(7, "main a %gemm", start, start + 20 + start / 100)
         story.gpu(7, "main b %gemm", start + 50, start + 60)
+    return story
+
+
+def test_time_that_was_not_recorded_is_scaled_only_where_asked(stories: Any) -> None:
+    story = now_and_then(stories)
     plain = story.ask("gpu", 0, 1000)
     assert stories.totals(plain)["proc7 (7) / main / a"] == 72.0
     assert not plain.estimated.any()
     tree = story.ask("gpu", 0, 1000, scaled=True)
     rows = named(tree)
-    assert rows["a"].total_weight == pytest.approx(240e6)
-    assert rows["all"].total_weight == pytest.approx((72 + 30) / 0.3 * 1e6)
+    assert rows["a"].total_weight == pytest.approx(3 * 72e6)  # 900 ms for 300; the last 100 ms are no pause
+    assert rows["all"].total_weight == pytest.approx(3 * (72 + 30) * 1e6)
     assert rows[
         "a"
     ].error == pytest.approx(  # by hand: k / (k - 1) of the windows' deviations, unrecorded part
-        1e6 / 0.3 * math.sqrt(0.7 * 1.5 * ((20 - 24) ** 2 + (24 - 24) ** 2 + (28 - 24) ** 2))
+        3e6 * math.sqrt(2 / 3 * 1.5 * ((20 - 24) ** 2 + (24 - 24) ** 2 + (28 - 24) ** 2))
     )
-    assert not rows["b"].estimated  # the same in each window
+    assert rows["b"].estimated  # the same in each window, which does not show that the pauses are like them
+    assert rows["b"].error is None
     assert rows["all"].error == pytest.approx(rows["a"].error)
-    assert "the tree is scaled from the 30 % of the time that was recorded" in tree.summary
+    assert "the tree is scaled from the 33 % of 900 ms that was recorded" in tree.summary
     one = story.ask("gpu", 0, 300, scaled=True)
     assert named(one)["a"].estimated
+    assert named(one)["a"].total_weight == pytest.approx(3 * 20e6)
     assert named(one)["a"].error is None  # from one window it cannot be told
     assert not story.ask("gpu", 0, 100, scaled=True).estimated.any()
+
+
+@pytest.mark.parametrize("low", [0, 450, 800])
+def test_what_comes_after_the_last_recorded_instant_is_not_made_up(low: int, stories: Any) -> None:
+    story = now_and_then(stories)
+    short, long = (story.ask("gpu", low, end, scaled=True) for end in (900, 1000))
+    assert stories.totals(short) == stories.totals(long)
+    assert np.array_equal(short.error, long.error, equal_nan=True)
+    assert ("scaled" in long.summary) == bool(long.estimated.any()) == (low < 800)
+
+
+def test_a_start_that_was_not_observed_and_an_end_are_no_pauses(stories: Any) -> None:
+    """Recorded from 400 to 900 of 1000 ms, with work before that, which counts as it is; no pause at all."""
+    story = stories.Story()
+    story.observed(0, 400, value=0.0)
+    for start in range(400, 900, 100):
+        story.observed(start, start + 100)
+    story.observed(900, 1000, value=0.0)
+    story.gpu(7, "main a %gemm", 300, 310)
+    story.gpu(7, "main a %gemm", 390, 410)
+    story.gpu(7, "main a %gemm", 500, 540)
+    for low, high in ((0, 1000), (0, 450), (350, 1000), (0, 350), (880, 1000)):
+        plain, scaled = (story.ask("gpu", low, high, scaled=scale) for scale in (False, True))
+        assert stories.totals(scaled) == stories.totals(plain)
+        assert not scaled.estimated.any()
+        assert scaled.summary == plain.summary
+
+
+def test_only_pauses_are_scaled_and_work_outside_of_all_windows_is_as_it_was(stories: Any) -> None:
+    """Windows [100, 200) and [400, 600) of [0, 1000): 300 of 500 ms, and 10 ms each before and after."""
+    story = stories.Story()
+    story.observed(0, 100, value=0.0)
+    story.observed(100, 200)
+    story.observed(200, 400, value=0.0)
+    story.observed(400, 600)
+    story.observed(600, 1000, value=0.0)
+    for start in (50, 120, 250, 420, 700):  # at 250 in a pause, of which the windows tell
+        story.gpu(7, "main a %gemm", start, start + 10)
+    story.gpu(7, "main b %gemm", 450, 480)
+    tree = story.ask("gpu", 0, 1000, scaled=True)
+    rows = named(tree)
+    scale = 500 / 300
+    assert rows["a"].total_weight == pytest.approx((10 + 20 * scale + 10) * 1e6)
+    assert rows["b"].total_weight == pytest.approx(30 * scale * 1e6)
+    # y: 10 and 10 of 20 in windows of 1/3 and 2/3; (1 - 300/500) * 2 = 0.8
+    assert rows["a"].error == pytest.approx(1e6 * scale * math.sqrt(0.8 * 2) * 20 / 6)
+    assert rows["b"].error == pytest.approx(1e6 * scale * math.sqrt(0.8 * 2) * 10)
+    assert "the tree is scaled from the 60 % of 500 ms that was recorded" in tree.summary
+
+
+def test_work_that_began_before_the_range_in_a_window_that_goes_on_counts(stories: Any) -> None:
+    story = now_and_then(stories)
+    tree = story.ask("gpu", 10, 900, scaled=True)  # 10 of the 20 ms of the first, 290 of 890 ms recorded
+    assert named(tree)["a"].total_weight == pytest.approx((10 + 24 + 28) * 890 / 290 * 1e6)
+
+
+def test_a_text_says_that_an_error_is_not_known(stories: Any) -> None:
+    story = now_and_then(stories)
+    first = stories.ORIGIN
+    text = report.text_report(story.history, Query(0, "gpu", first, first + 10**9, scaled=True), columns=120)
+    lines = {line.split()[-2]: line for line in text.splitlines() if line.endswith(".py)")}
+    assert "± one standard error (?: not known)" in text
+    assert "90.0 ms ±? " in lines["b"]
+    assert "216 ms ±17.0 ms" in lines["a"]
+    assert "±0" not in text
 
 
 @pytest.mark.parametrize("kind", ["bursty", "periodic", "skewed"])
 def test_scaled_times_contain_the_truth(stories: Any, kind: str) -> None:
     """34 seeded workloads of a kind, recorded for a quarter of the time in windows with random gaps; the
-    periodic one has the mean period of the windows.
+    periodic one has the mean period of the windows. What comes after the last one is not estimated.
     """
     held = shown = 0
     slots, slot_ns = 60, 50_000_000
@@ -245,9 +318,9 @@ def test_scaled_times_contain_the_truth(stories: Any, kind: str) -> None:
             stream=np.zeros(count), thread=np.full(count, story.thread(7)),
             stack=stacks[path, kernel][inside],
         )  # fmt: skip
-        story.observed(slots * slot_ns / 1e6 - 1e-6, slots * slot_ns / 1e6, value=0.0)
         tree = story.ask("gpu", 0, slots * slot_ns / 1e6, scaled=True)
-        truth = truth_of(path, kernel, duration)
+        told = at < begin[-1] + slot_ns // 4  # up to the last recorded instant
+        truth = truth_of(path[told], kernel[told], duration[told])
         for name, row in zip(stories.totals(tree), trees.rows(tree), strict=True):
             if row.error is not None and row.total_weight >= 0.02 * tree.total_weight[0]:
                 shown += 1

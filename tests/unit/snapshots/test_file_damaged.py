@@ -55,6 +55,51 @@ def test_bytes_inserted_between_chunks_lose_nothing(files: Any, snapshot: Path) 
     assert files.samples(opened.history) == 5
 
 
+def test_files_that_were_joined_are_read_up_to_the_second(files: Any, snapshot: Path) -> None:
+    data = snapshot.read_bytes()
+    snapshot.write_bytes(data + data)
+    opened = read_snapshot(snapshot)
+    size = f"{len(data) / 1e6:.2f} MB"
+    follows = f"another snapshot follows in the same file ({size}), which is not read: open it by itself"
+    assert opened.damage == follows
+    assert files.samples(opened.history) == 5
+    assert len(files.readings_of(opened.history)) == 5
+    # The first was cut: within a chunk, between two chunks, and within its end mark.
+    for cut, kept in ((files.offsets(snapshot)[2] + 50, 2), (files.offsets(snapshot)[2], 2)):
+        snapshot.write_bytes(data[:cut] + data)
+        opened = read_snapshot(snapshot)
+        assert opened.damage is not None
+        assert opened.damage.endswith(follows)
+        assert f"the first {kept}.0 s are kept" in opened.damage
+        assert files.samples(opened.history) == kept
+        snapshot.write_bytes(data + data)
+    snapshot.write_bytes(data[:-5] + data)
+    opened = read_snapshot(snapshot)
+    assert opened.damage is not None
+    assert opened.damage.endswith(follows)
+    assert files.samples(opened.history) == 5
+
+
+def test_a_chunk_that_is_there_twice_is_counted_once(files: Any, snapshot: Path) -> None:
+    data = snapshot.read_bytes()
+    first, second, third, *_ = files.offsets(snapshot)
+    snapshot.write_bytes(data[:second] + data[first:third] + data[third:])
+    opened = read_snapshot(snapshot)
+    assert opened.damage == "1 of its chunks are there more than once, and are counted once"
+    assert files.samples(opened.history) == 5
+    snapshot.write_bytes(data + data[first:third])  # after the end mark, too
+    opened = read_snapshot(snapshot)
+    assert opened.damage == "2 of its chunks are there more than once, and are counted once"
+    assert files.samples(opened.history) == 5
+
+
+def test_one_byte_after_the_end_is_noticed(files: Any, snapshot: Path) -> None:
+    snapshot.write_bytes(snapshot.read_bytes() + b"\n")
+    opened = read_snapshot(snapshot)
+    assert opened.damage == "some bytes between or after its chunks are damaged; no chunk is missing"
+    assert files.samples(opened.history) == 5
+
+
 def test_a_byte_flipped_anywhere_is_noticed_and_costs_at_most_its_chunk(files: Any, snapshot: Path) -> None:
     data = snapshot.read_bytes()
     rng = random.Random(3)

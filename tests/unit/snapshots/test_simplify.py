@@ -215,6 +215,37 @@ def test_small_siblings_that_meet_are_summed() -> None:
     assert shown(without_internals(tree).tree)[3:] == [(3, "g", 30, 30), (3, "other (5)", 14, 14)]
 
 
+def test_a_tree_whose_sampler_has_hidden_rows_is_left_as_it_is() -> None:
+    rows: list[Row] = [*ROOT, (2, "f", 0, PY, ""), (3, "PyObject_Call", 1, C, "python3.11")]
+    for hidden, known in ((5, 5), (0, 0), (-3, 0)):
+        tree = tree_of(rows, hidden=hidden)
+        done = without_internals(tree)
+        assert done.tree is tree
+        assert done.hidden == known
+    assert without_internals(tree_of(rows)).hidden == 1
+
+
+def test_an_error_that_is_not_known_stays_unknown_where_rows_meet() -> None:
+    rows: list[Row] = [
+        *ROOT,
+        (2, "f", 0, PY, ""),
+        (3, "PyObject_Call", 0, C, "python3.11"),
+        (4, "g", 5, PY, ""),
+        (4, "h", 4, PY, ""),
+        (3, "g", 30, PY, ""),
+        (3, "h", 20, PY, ""),
+    ]
+    estimated = np.array([0, 0, 0, 0, 1, 1, 1, 1], np.uint8)
+    error = np.array([np.nan] * 4 + [3.0, 3.0, np.nan, 4.0])
+    done = {
+        row.name: row
+        for row in trees.rows(without_internals(tree_of(rows, estimated=estimated, error=error)).tree)
+    }
+    assert (done["g"].total_weight, done["g"].estimated, done["g"].error) == (35, True, None)
+    assert (done["h"].total_weight, done["h"].estimated, done["h"].error) == (24, True, 5.0)
+    assert not done["f"].estimated
+
+
 def slowly(tree: Tree) -> dict[Path, float]:
     """Own weight by path of shown rows, by a walk from every row to the root."""
     rows = list(trees.rows(tree))

@@ -7,13 +7,17 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from gpuprof.snapshots import report
 from gpuprof.snapshots.errors import GpuprofError
 from gpuprof.snapshots.file import SnapshotWriter, read_snapshot
+from gpuprof.snapshots.fold import Nodes
 from gpuprof.snapshots.frames import NOT_SEEN, FrameKind, Query, Tree
 from gpuprof.snapshots.history import History
+from gpuprof.snapshots.telling import telling
+from gpuprof.snapshots.telling_tree import telling_tree
 
 HERE = Path(__file__).parent
 RECORDED = HERE.parents[2] / "snapshots" / "recorded" / "pytorch-slow-loader-h200.gpuprof"
@@ -196,3 +200,13 @@ def test_the_state_of_random_idle_time(stories: Any, seed: int) -> None:
     for more in LIMITS:
         low, high = (stories.ORIGIN + at * stories.MS for at in (0, 5000))
         assert said(story.history, "idle", low, high, **more) == tree.summary
+
+
+def test_a_function_that_is_called_like_what_is_not_known_counts_once() -> None:
+    """A program may call its functions as it likes, and have one call itself."""
+    labels = [("all", "", "", 0, int(FrameKind.ROOT)), (NOT_SEEN, "", "", 0, int(FrameKind.UNKNOWN))]
+    chain, weight = np.array([0, 0, 1]), np.array([0.0, 50.0, 50.0])
+    nodes = Nodes(chain, np.array([0, 1, 1]), np.arange(3), weight, np.array([100.0, 100.0, 50.0]), labels)
+    found = telling(telling_tree(nodes))
+    assert found is not None
+    assert (found.share, found.known) == (1.0, False)

@@ -40,7 +40,7 @@ class FakePrograms:
         self.maps = {name: os.memfd_create(name) for name in elements}
         for name, size in elements.items():
             os.ftruncate(self.maps[name], size + 4095 & ~4095)
-        self.maps["processes"] = self.maps["unwind_binaries"] = -1
+        self.maps["processes"] = self.maps["unwind_binaries"] = self.maps["thread_states"] = -1
 
     def close(self) -> None:
         for fd in self.maps.values():

@@ -51,9 +51,11 @@ class Stacks:
     def __init__(self, problem: str = "") -> None:
         self.programs = Programs(problem)
         self.earlier: list[int] = []
+        self.raised: tuple[int, dict[int, int]] = (0, {})
         self.waits = SimpleNamespace(
-            programs=self.programs, rows=5, invalid=1, truncated=2, follow_earlier=self.earlier.append
-        )
+            programs=self.programs, rows=5, invalid=1, truncated=2,
+            follow_earlier=self.earlier.append, raised=lambda: self.raised,
+        )  # fmt: skip
         self.injected: set[int] = set()
         self.followed: list[int] = []
         self.lost = {"wait_ring_full": 3, "ring_full": 100}
@@ -167,11 +169,9 @@ def test_a_threshold_that_had_to_be_raised_is_said() -> None:
     stacks = Stacks()
     made = source(stacks, Picks(pids=(1,), threshold_ns=1_000_000))
     made.look()
-    stacks.programs.thresholds = {12: 1_000_000}
-    made.look()
+    stacks.raised = 0, {12: 1_000_000}
     assert made.status().state == "ok"
-    stacks.programs.threshold_ns = 4_000_000
-    made.look()
+    stacks.raised = 4_000_000, {}
     assert (made.status().state, made.status().reason) == (
         "degraded",
         "so many that those under 4 ms are sampled",
@@ -180,11 +180,27 @@ def test_a_threshold_that_had_to_be_raised_is_said() -> None:
     everything = source(stacks, Picks(everything=True, threshold_ns=1_000_000))
     everything.look()
     assert everything.status().state == "ok"  # begun with what was asked for
-    stacks.programs.thresholds = {12: 4_321_000}
+    stacks.raised = 0, {12: 4_321_000}
     everything.look()
     assert (everything.status().state, everything.status().reason) == (
         "degraded",
         "all processes; so many of process 12 that its waits under 4.3 ms are sampled",
+    )
+
+
+def test_waits_that_were_thinned_are_told_of_after_their_process_has_ended() -> None:
+    stacks, gpu = Stacks(), {1}
+    made = source(stacks, gpu=gpu)
+    made.look()
+    stacks.raised = 0, {1: 40_000_000}
+    gpu.clear()
+    stacks.programs.own = set()
+    made.look()
+    assert not stacks.programs.running
+    status = made.status()
+    assert (status.state, status.reason) == (
+        "degraded",
+        "so many of process 1 that its waits under 40 ms are sampled",
     )
 
 

@@ -35,6 +35,34 @@ def threshold(duration: list[float], weight: list[float], most: float) -> float:
     return threshold_for(np.array(duration), np.array(weight), most)
 
 
+def test_a_rounding_error_does_not_thin_out_what_may_stay() -> None:
+    """There is room for all but 1e-14 of a wait."""
+    rng = np.random.default_rng(1)
+    for _ in range(200):
+        duration, weight = rng.exponential(MS, 19) + 1, rng.exponential(3, 19) + 1
+        most = float(np.nextafter(weight.sum(), 0))
+        assert threshold_for(duration, weight, most) <= duration.min() * 1.001
+
+
+def test_a_few_waits_of_great_weight_do_not_raise_a_threshold() -> None:
+    """One that began under the threshold of the others, before its process had its own, stands for many."""
+
+    def ended(pid: int, ns: int, threshold_ns: int, count: int = 1) -> NDArray[np.void]:
+        waits = np.zeros(count, WAIT_RECORD)
+        waits["pid"], waits["extra"], waits["time_ns"], waits["threshold_ns"] = pid, 1, 1 + ns, threshold_ns
+        return waits
+
+    base, storm, quiet = MS // 10, 7, 8
+    budget, now_ns = WaitBudget(base), itertools.count(SECOND, SECOND // 4)
+    others = budget.next(ended(storm, MS // 10, base, 0), 0.0, next(now_ns)).others
+    for pid in range(storm, storm + 4):  # each is new when it begins
+        if pid != quiet:
+            others = budget.next(ended(pid, MS // 2, others, 2000), 1.0, next(now_ns)).others
+    assert others > 5 * base
+    assert budget.next(ended(quiet, 50 * MS, others), 0.0, next(now_ns)).get(quiet) == base
+    assert budget.next(ended(quiet, base // 5, 500 * base), 0.0, next(now_ns)).get(quiet) == base
+
+
 def test_the_threshold_leaves_as_many_waits_as_there_is_room_for() -> None:
     # 10 waits of 1 ms: under a threshold of 5 ms each is kept with probability 1/5, which makes two.
     assert threshold([MS] * 10, [1.0] * 10, 2.0) == pytest.approx(5 * MS)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
-from gpuprof.bpf.wait_programs import WAIT_RECORD
+from gpuprof.bpf.wait_programs import UNWALKED_NS, WAIT_RECORD
+from gpuprof.sampler.wait_reader import LASTING_NS, TOGETHER_NS
 from gpuprof.sampler.wait_rows import LastingWaits, rows_of
 from gpuprof.snapshots.frames import WaitKind
+from gpuprof.snapshots.gaps import MAX_NS
+from gpuprof.snapshots.presence import life
 
 MS = 10**6
 SECOND = 10**9
@@ -69,6 +74,44 @@ def test_weights_are_the_reciprocals_of_the_chances() -> None:
         {"extra": 20 * MS, "time_ns": 20 * MS + 10, "threshold_ns": 0},
     )
     assert [weight for *_, weight in rows(made)] == [4.0, 12.0, 3.0, 1.0]
+
+
+def test_a_long_wait_stands_for_itself_however_many_stacks_were_left_out() -> None:
+    made = waits(
+        {"extra": MS, "time_ns": MS + UNWALKED_NS - 1, "weight": 4},
+        {"extra": MS, "time_ns": MS + UNWALKED_NS, "weight": 4},
+        {"extra": MS, "time_ns": 2001 * MS, "weight": 4},
+        {"extra": MS, "time_ns": 2001 * MS, "weight": 0},  # its own stack was left out
+        {"extra": MS, "time_ns": MS + 250 * MS, "weight": 0, "threshold_ns": SECOND},
+        {"extra": MS, "time_ns": MS + 250 * MS, "weight": 4, "threshold_ns": SECOND},
+        {"extra": MS, "time_ns": MS + SECOND, "weight": 4, "threshold_ns": SECOND},
+    )
+    by_wait = sorted((of, weight) for of, *_, weight in rows(made))
+    assert [weight for _, weight in by_wait] == [4.0, 1.0, 1.0, 1.0, 4.0, 4.0, 1.0]
+
+
+@pytest.mark.parametrize("threshold_ns", [0, MS, 50 * MS, 300 * MS, SECOND])
+def test_sums_are_unbiased_where_stacks_are_left_out(threshold_ns: int) -> None:
+    """The kernel side's rule (offcpu.bpf.h), for waits from 0.1 ms to 2 s; of long ones the sum is exact."""
+    random = np.random.default_rng(2)
+    duration = np.exp(random.uniform(np.log(MS / 10), np.log(2 * SECOND), 300_000)).astype(np.int64)
+    weight = random.integers(1, 6, len(duration))  # one in so many stacks was taken at that moment
+    walked = (random.integers(0, 1 << 32, len(duration)) * weight) >> 32 == 0
+    bar = (threshold_ns * random.integers(0, 1 << 32, len(duration))) >> 32
+    sent = duration >= np.where(walked, bar, np.maximum(bar, UNWALKED_NS))
+    made = np.zeros(int(sent.sum()), WAIT_RECORD)
+    made["weight"] = np.where(walked, weight, 0)[sent]
+    made["threshold_ns"], made["state"], made["extra"] = threshold_ns, 1, SECOND
+    made["time_ns"] = SECOND + duration[sent]
+    found = rows_of(made, made["time_ns"].copy())
+    ns = (found.end_ns - found.start_ns).astype(float) * found.weight
+    assert ns.sum() == pytest.approx(float(duration.sum()), rel=0.01)
+    exact = max(threshold_ns, UNWALKED_NS)
+    assert ns[found.end_ns - found.start_ns >= exact].sum() == duration[duration >= exact].sum()
+    short = duration < exact
+    assert ns[found.end_ns - found.start_ns < exact].sum() == pytest.approx(
+        float(duration[short].sum()), rel=0.02
+    )
 
 
 def test_sums_are_unbiased_below_the_threshold() -> None:
@@ -145,3 +188,31 @@ def test_a_wait_under_a_long_threshold_is_not_written_in_pieces() -> None:
     one = waits({"tid": 7, "extra": 10 * SECOND, "threshold_ns": 4 * SECOND})
     assert len(lasting.due(one, 13 * SECOND)[0]) == 0
     assert len(lasting.due(one, 14 * SECOND)[0]) == 1
+
+
+@pytest.mark.parametrize("weight", [0, 3])
+def test_a_wait_that_stands_for_others_while_it_is_short_is_told_when_it_is_long(weight: int) -> None:
+    lasting = LastingWaits()
+    one = waits({"tid": 7, "extra": 10 * SECOND, "weight": weight})
+    assert len(lasting.due(one, 10 * SECOND + UNWALKED_NS - 1, 0)[0]) == 0
+    due, starts = lasting.due(one, 10 * SECOND + UNWALKED_NS, 0)
+    assert (len(due), starts.tolist()) == (1, [10 * SECOND])
+    found = rows_of(due, np.array([10 * SECOND + UNWALKED_NS], np.uint64), starts)
+    assert found.weight.tolist() == [1.0]
+
+
+@pytest.mark.parametrize("look_ns", [LASTING_NS, LASTING_NS + TOGETHER_NS])
+def test_who_waits_is_taken_to_live_until_the_next_piece(look_ns: int) -> None:
+    """Whenever somebody asks, however long it has waited: what is not told yet is no end of its life."""
+    lasting, told = LastingWaits(), [(100 * SECOND - 10, 100 * SECOND)]
+    wait = np.zeros(1, WAIT_RECORD)
+    wait["tid"], wait["extra"], wait["threshold_ns"] = 7, 100 * SECOND, 10**6
+    for now_ns in range(100 * SECOND + 1, 180 * SECOND, look_ns):
+        _, starts = lasting.due(wait, now_ns)
+        told += [(int(start), now_ns) for start in starts]
+        start, end = np.array(told, np.int64).T
+        waits: Any = SimpleNamespace(start_ns=start, end_ns=end)
+        assert life([], [waits], now_ns + look_ns)[1] == MAX_NS, (now_ns, told)
+    assert life([], [waits], told[-1][1] + 8 * SECOND)[1] == told[-1][1]
+    ran: Any = SimpleNamespace(time_ns=np.array([told[-1][1] + SECOND]))
+    assert life([ran], [waits], told[-1][1] + 4 * SECOND)[1] == told[-1][1] + SECOND

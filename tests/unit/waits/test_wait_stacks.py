@@ -12,9 +12,10 @@ import pytest
 from numpy.typing import NDArray
 
 from gpuprof.bpf.records import HEADER, Batch, batch_of
-from gpuprof.bpf.wait_programs import TIME_WAS_UP, WAIT_RECORD
+from gpuprof.bpf.wait_programs import TIME_WAS_UP, UNWALKED_NS, WAIT_RECORD
 from gpuprof.sampler import wait_stacks
 from gpuprof.sampler.frame_ids import FrameIds
+from gpuprof.sampler.gone_processes import LATE_NS, GoneProcesses
 from gpuprof.sampler.wait_stacks import WaitStacks, stable_name
 from gpuprof.snapshots.frames import FrameKind
 from gpuprof.snapshots.tables import Tables
@@ -99,6 +100,14 @@ def test_host_then_the_wait_then_the_waker(fake: Fake) -> None:
     assert fake.by_thread.tolist() == [True]
 
 
+def test_a_stack_that_was_left_out_is_said_to_be(fake: Fake) -> None:
+    left_out = waits(**BY_WORKER, stack=0, weight=0)
+    assert fake.rows(Tables(1), left_out) == [
+        (wait_stacks.NOT_TAKEN, "futex", "woken by worker", "run", "unlock")
+    ]
+    assert fake.resent == []  # there is none that could come again
+
+
 def test_time_in_the_queue_of_a_processor_has_no_waker(fake: Fake) -> None:
     assert fake.rows(Tables(1), waits(**BY_WORKER), runnable=True) == [(*HOST, "runnable, not scheduled")]
     assert fake.by_thread.tolist() == [False]
@@ -169,6 +178,45 @@ def test_stacks_with_wakers_are_bounded(fake: Fake, monkeypatch: pytest.MonkeyPa
     assert fake.rows(tables, waits(**BY_WORKER)) == first
 
 
+def test_stacks_of_processes_that_are_gone_are_let_go_of(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_ns = 10**9
+    monkeypatch.setattr(wait_stacks, "LOOK_EVERY", 3)
+    monkeypatch.setattr(wait_stacks, "time", SimpleNamespace(monotonic_ns=lambda: now_ns))
+    fake.stacks._gone = GoneProcesses({1: 0, 8: 0, 9: 0}.get)  # 7 is gone
+    tables = Tables(1)
+    fake.stacks.tidy(fake.ids)
+    fake.take(9, 4, ["elsewhere"], SYSCALL + TRACING)
+    by_gone = waits(
+        pid=9, start_ns=90, stack=4, waker_pid=7, waker_start_ns=70, waker_stack=1, waker_comm=b"g"
+    )
+    fake.rows(tables, np.concatenate([waits(**BY_WORKER), waits(pid=9, start_ns=90, stack=4), by_gone]))
+    fake.stacks.tidy(fake.ids)
+    assert fake.rows(tables, waits()) == [(*HOST, "futex")]  # what was recorded before the end still comes
+    now_ns += LATE_NS
+    fake.stacks.tidy(fake.ids)
+    assert {key[0] for key in fake.stacks._stacks} == {8, 9}
+    assert len(fake.stacks._row_stacks) == 1
+    assert fake.rows(tables, waits(pid=9, start_ns=90, stack=4)) == [("elsewhere", *SYSCALL, "futex")]
+    assert fake.resent == []
+    assert fake.rows(tables, waits()) == [(wait_stacks.NOT_KEPT, "futex")]
+    assert fake.resent == [(7, 1)]
+
+
+def test_stacks_without_rows_are_let_go_of(fake: Fake) -> None:
+    fake.stacks._forget({(7, 70)})
+    assert [key[0] for key in fake.stacks._stacks] == [8]
+
+
+def test_stacks_that_end_in_the_same_kernel_functions_share_them(fake: Fake) -> None:
+    fake.take(9, 4, ["elsewhere"], SYSCALL + TRACING)
+    one, other = (fake.stacks.find(key) for key in ((7, 70, 1), (9, 90, 4)))
+    assert one is not None
+    assert other is not None
+    assert one.names == tuple(reversed(SYSCALL))
+    assert one.names is other.names
+    assert one.binaries is other.binaries
+
+
 @pytest.mark.parametrize(
     ("comm", "name"),
     [
@@ -191,6 +239,9 @@ def test_the_record_is_that_of_the_kernel_side() -> None:
     size = re.search(r"#define WAIT_RECORD_BYTES (\d+)", text)
     assert size is not None
     assert int(size[1]) == WAIT_RECORD.itemsize
+    long = re.search(r"#define UNWALKED_NS (\d+)ull", text)
+    assert long is not None
+    assert int(long[1]) == UNWALKED_NS
     fields = re.search(
         r"struct wait \{\n    struct record_header header;\n(.*?)struct switch_rate", text, re.S
     )
