@@ -8,9 +8,9 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from conftest import Sampling
 from tree_rows import Row, own_rows
 
 from gpuprof.sampler.offcpu import OffCpu, Picks
@@ -73,7 +73,7 @@ def is_told(row: Row) -> bool:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_every_thread_has_its_python_frames(sampling: Sampling, started: Started, version: str) -> None:
+def test_every_thread_has_its_python_frames(sampling: Any, started: Started, version: str) -> None:
     pid = start(started, VERSIONS[version], "many_threads.py", str(THREADS), "60")
     time.sleep(SETTLE_S)
     for _ in range(5):  # on a busy machine it may take longer until all threads are known
@@ -92,7 +92,7 @@ def test_every_thread_has_its_python_frames(sampling: Sampling, started: Started
     assert len({name for row in rows for name in own_functions(row)}) > 50
 
 
-def test_waits_of_every_thread(sampling: Sampling, started: Started) -> None:
+def test_waits_of_every_thread(sampling: Any, started: Started) -> None:
     pid = start(started, sys.executable, "many_threads.py", str(THREADS), "60")
     waits = OffCpu(lambda: sampling.stacks, lambda: True, set, Picks(pids=(pid,)))
     waits.start()
@@ -119,7 +119,7 @@ def test_waits_of_every_thread(sampling: Sampling, started: Started) -> None:
 
 
 @pytest.mark.parametrize("version", [version for version in VERSIONS if version in {"3.12", "3.13", "3.14"}])
-def test_threads_in_subinterpreters(sampling: Sampling, started: Started, version: str) -> None:
+def test_threads_in_subinterpreters(sampling: Any, started: Started, version: str) -> None:
     """Both chains of each thread, that of its interpreter and that which made it, far back in the lists."""
     pid = start(started, VERSIONS[version], "many_interpreters.py", "40", "200")
     time.sleep(2 * SETTLE_S)
