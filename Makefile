@@ -21,13 +21,15 @@ setup: .venv/ready ## prepare .venv with the gpuprof-tui command (installs what 
 run: .venv/ready ## start the monitor
 	@.venv/bin/gpuprof-tui
 
-# Tests that need neither root, a compiler nor a terminal of their own run on all cores; the others one by one, since they measure the machine.
+# Tests that need neither root, a compiler nor a terminal of their own run on all cores, those of the injection library, which wait much, two at a
+# time; the others one by one, since they measure the machine.
 PTY_TESTS := $(wildcard tests/tui/test_*_pty.py)
 
 test: .venv/ready-test ## the whole test suite (as root, the eBPF tests too)
 	@failed=0; \
 	$(PY) -m pytest -n auto --dist loadfile tests/unit tests/formats tests/tui $(PTY_TESTS:%=--ignore=%) || failed=1; \
-	$(PY) -m pytest $(PTY_TESTS) tests/native tests/root || failed=1; \
+	$(PY) -m pytest -n 2 --dist loadfile tests/native || failed=1; \
+	$(PY) -m pytest $(PTY_TESTS) tests/root || failed=1; \
 	exit $$failed
 
 test-root: .venv/ready-test ## only the tests that load eBPF programs

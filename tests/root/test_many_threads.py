@@ -58,12 +58,6 @@ def start(started: Started, python: str, script: str, *arguments: str) -> int:
     return process.pid
 
 
-def runs_python(row: Row) -> bool:
-    return any(
-        name.startswith(("_PyEval_EvalFrameDefault", "pythread_wrapper", "thread_run")) for name in row.path
-    )
-
-
 def own_functions(row: Row) -> set[str]:
     return {name.rpartition(".")[2] for name in row.path if name.rpartition(".")[2].startswith("own_")}
 
@@ -80,10 +74,11 @@ def test_every_thread_has_its_python_frames(sampling: Any, started: Started, ver
         walked = sampling.stacks.counters()["thread_walks"]
         rows = sampling.rows(sampling.for_seconds(SECONDS), [pid])
         walks = sampling.stacks.counters()["thread_walks"] - walked
-        in_python = rows.where(runs_python)
+        in_python = rows.where(lambda row: True)  # all that its threads do; a stripped CPython names no loop
         lost = in_python.where(lambda row: FrameKind.PYTHON not in row.kinds)
         # But for a frame that is being set up; and what is known is found without a search.
-        if lost.weight <= 0.005 * in_python.weight and walks <= 0.2 * in_python.weight:
+        few = in_python.weight <= 100
+        if not few and lost.weight <= 0.005 * in_python.weight and walks <= 0.2 * in_python.weight:
             break
     else:
         pytest.fail(f"{lost.weight} of {in_python.weight} without Python frames, {walks} searches")
