@@ -18,6 +18,7 @@ from gpuprof.snapshots.frames import NO_THREAD, FrameKind, Hello, SourceStatus, 
 from gpuprof.tui.app import GpuprofApp
 from gpuprof.tui.screens.main import MainScreen
 from gpuprof.tui.transports import CommandTransport, HistoryTransport, SocketTransport
+from gpuprof.tui.widgets.prompt import SEARCH, Prompt
 from gpuprof.tui.widgets.styled import Lines
 
 
@@ -88,6 +89,8 @@ async def test_search_and_bad_filter(live: GpuprofApp) -> None:
         await shows(pilot, "main (train.py:88)")
         await pilot.press("slash", *"decode", "enter")
         await shows(pilot, "/decode:")
+        screen_of(live).on_prompt_typed(Prompt.Typed(SEARCH, "dec"))  # it was under way when enter came
+        assert screen_of(live).flame.needle == "decode"
         await pilot.press("f", *"no-such-thing", "enter")
         await shows(pilot, "no process is called")
         text = text_of(live).splitlines()

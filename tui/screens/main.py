@@ -345,7 +345,8 @@ class MainScreen(Screen[None]):
         self._asked_anew()
 
     def on_prompt_typed(self, event: Prompt.Typed) -> None:
-        if event.mode == SEARCH:
+        # It comes a moment after the key: by then the prompt may have closed, or more been typed.
+        if event.mode == SEARCH and self.prompt.display and event.text == self.prompt.value:
             self.flame.search(event.text)
 
     def _prompt_done(self, mode: str, text: str, accepted: bool) -> str:
