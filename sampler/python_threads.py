@@ -103,15 +103,15 @@ class StateLists:
                     found.complete = False
                     break
                 seen.add(state)
-                if read[
-                    3
-                ]:  # the oldest is kept: up to 3.11 a thread that is to begin bears its maker's number
-                    own[read[3]] = state
+                thread = read[3]
+                if thread:
+                    # The oldest is kept: up to 3.11 a thread that is to begin bears its maker's number.
+                    own[thread] = state
                 else:
                     found.complete = False  # its thread has not begun
                 before, state = state, read[1]
-            for thread, address in own.items():
-                found.by_thread.setdefault(thread, []).append(address)
+            for number, address in own.items():
+                found.by_thread.setdefault(number, []).append(address)
         return found
 
     def _state(self, address: int) -> tuple[int, int, int, int] | None:
