@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import os
 import pty
+import re
 import select
 import signal
 import struct
@@ -16,6 +17,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 import pyte
+
+
+PROBE = b"\x1b[6n"
 
 
 class PtyScreen:
@@ -74,7 +78,8 @@ class PtyScreen:
             return False
         self.raw += data
         if self.answers:
-            probes = data.count(b"\x1b[6n")
+            # A probe may be split between two reads.
+            probes = self.raw[-len(data) - len(PROBE) + 1 :].count(PROBE)
             self.answer_at += [time.monotonic() + self.answer_delay_s] * probes
         with contextlib.suppress(Exception):  # pyte does not know every private sequence
             self._stream.feed(data)
@@ -89,6 +94,10 @@ class PtyScreen:
                 return text
             self._read(0.05)
         raise AssertionError(f"{condition!r} did not appear; the screen is:\n{self.text}")
+
+    def wait_drawn(self) -> str:
+        """Read until charts and a tree with its samples stand ("waiting for the first samples" is neither)."""
+        return self.wait_for(lambda text: "┤" in text and re.search(r"\d samples", text) is not None)
 
     @property
     def text(self) -> str:

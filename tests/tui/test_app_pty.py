@@ -62,7 +62,7 @@ def test_signals_restore_the_terminal(
     node_socket: tuple[Any, str], pty_screen: ModuleType, number: signal.Signals
 ) -> None:
     with pty_screen.screen_of("--socket", node_socket[1]) as screen:
-        screen.wait_for("samples")
+        screen.wait_drawn()
         screen.kill(number)
         assert screen.wait_exit() == 128 + number
         assert_restored(screen)
@@ -72,7 +72,7 @@ def test_a_terminal_that_takes_nothing_does_not_hold_up_the_exit(
     node_socket: tuple[Any, str], pty_screen: ModuleType
 ) -> None:
     with pty_screen.screen_of("--socket", node_socket[1], columns=200, rows=60, answers=False) as screen:
-        screen.wait_for("samples")
+        screen.wait_drawn()
         for _ in range(40):  # nobody reads: the redraws of these fill the terminal's buffer
             screen.send("?q")
             time.sleep(0.02)
@@ -90,7 +90,7 @@ def test_a_terminal_that_takes_nothing_does_not_hold_up_the_exit(
 
 def test_hang_up_of_the_terminal_ends_it(node_socket: tuple[Any, str], pty_screen: ModuleType) -> None:
     with pty_screen.screen_of("--socket", node_socket[1]) as screen:
-        screen.wait_for("samples")
+        screen.wait_drawn()
         os.close(screen.fd)
         for _ in range(100):
             pid, status = os.waitpid(screen.pid, os.WNOHANG)
@@ -105,7 +105,7 @@ def test_hang_up_of_the_terminal_ends_it(node_socket: tuple[Any, str], pty_scree
 def test_bytes_that_are_not_utf8_are_survived(node_socket: tuple[Any, str], pty_screen: ModuleType) -> None:
     """X10 mouse reports past column 95 have bytes above 0x7f that are no UTF-8."""
     with pty_screen.screen_of("--socket", node_socket[1], columns=200, rows=40) as screen:
-        screen.wait_for("samples")
+        screen.wait_drawn()
         for column in (60, 100, 150, 190):
             screen.send(b"\x1b[M\x20" + bytes([32 + column, 32 + 30]))  # press
             screen.send(b"\x1b[M\x23" + bytes([32 + column, 32 + 30]))  # release
@@ -121,7 +121,7 @@ def test_bytes_that_are_not_utf8_are_survived(node_socket: tuple[Any, str], pty_
 def test_x10_mouse_reports_work(node_socket: tuple[Any, str], pty_screen: ModuleType) -> None:
     """A drag over the charts in X10 encoding selects a range."""
     with pty_screen.screen_of("--socket", node_socket[1], columns=200, rows=50) as screen:
-        screen.wait_for("samples")
+        screen.wait_drawn()
         for button, column in ((0, 90), (32, 100), (32, 120), (3, 120)):
             screen.send(b"\x1b[M" + bytes([32 + button, 32 + column, 32 + 8]))
             screen.pump(0.1)
@@ -139,7 +139,7 @@ def test_hostile_names_reach_no_terminal(
     threading.Thread(target=node.run, daemon=True).start()
     node.listener(str(tmp_path / "s"))
     with pty_screen.screen_of("--socket", str(tmp_path / "s"), columns=180, rows=60) as screen:
-        screen.wait_for("samples")
+        screen.wait_drawn()
         for key in ("e", "j", "j", "t", "G", "k", "k", "/", "x", "\r", "\t", "j", "f", "\x7f"):
             screen.send(key)
             screen.pump(0.15)
@@ -166,7 +166,7 @@ def test_hostile_names_reach_no_terminal(
 def test_sampler_gone_is_said_and_reconnected(node_socket: tuple[Any, str], pty_screen: ModuleType) -> None:
     node, path = node_socket
     with pty_screen.screen_of("--socket", path, columns=160, rows=40) as screen:
-        screen.wait_for("samples")
+        screen.wait_drawn()
         os.rename(path, path + ".away")
         node.hang_up()
         screen.wait_for("sampler gone, reconnecting")
@@ -208,7 +208,7 @@ def test_sixteen_colours_and_no_answers(node_socket: tuple[Any, str], pty_screen
 def test_a_slow_terminal_is_not_flooded(node_socket: tuple[Any, str], pty_screen: ModuleType) -> None:
     """At 50 kB/s a key still shows within two seconds: at most one redraw is in flight."""
     with pty_screen.screen_of("--socket", node_socket[1], columns=200, rows=60) as screen:
-        screen.wait_for("samples")
+        screen.wait_drawn()
         screen.bytes_per_s = 50_000
         screen.pump(6)
         start = time.monotonic()
@@ -257,7 +257,7 @@ def test_ctrl_z_gives_the_terminal_back_and_fg_takes_it_again(
     node_socket: tuple[Any, str], pty_screen: ModuleType
 ) -> None:
     with pty_screen.screen_of("--socket", node_socket[1]) as screen:
-        screen.wait_for("samples")
+        screen.wait_drawn()
         screen.send("\x1a")
         for _ in range(100):
             screen.pump(0.05)
@@ -278,7 +278,7 @@ def test_no_answer_of_the_terminal_comes_after_the_end(
 ) -> None:
     """An answer that came later would be typed into the shell."""
     with pty_screen.screen_of("--socket", node_socket[1], answer_delay_s=0.25) as screen:
-        screen.wait_for("samples")
+        screen.wait_drawn()
         for _ in range(20):
             screen.send("j")
             screen.pump(0.05)
@@ -291,7 +291,7 @@ def test_a_stray_continue_signal_changes_nothing(
     node_socket: tuple[Any, str], pty_screen: ModuleType
 ) -> None:
     with pty_screen.screen_of("--socket", node_socket[1]) as screen:
-        screen.wait_for("samples")
+        screen.wait_drawn()
         screen.kill(signal.SIGCONT)
         screen.pump(0.3)
         screen.send("q")
@@ -366,7 +366,7 @@ def test_save_and_open_again(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pty_screen.screen_of("--socket", node_socket[1], columns=160, rows=44) as screen:
-        screen.wait_for("samples")
+        screen.wait_drawn()
         screen.send("w")
         screen.wait_for("Saved")
         screen.send("q")
@@ -385,7 +385,7 @@ def test_socketpair_from_a_parent(fake_node: ModuleType, pty_screen: ModuleType)
     ours, theirs = socket.socketpair()
     threading.Thread(target=node.serve, args=(ours,), daemon=True).start()
     with pty_screen.screen_of("--fd", str(theirs.fileno()), pass_fds=[theirs.fileno()]) as screen:
-        screen.wait_for("samples")
+        screen.wait_drawn()
         screen.send("q")
         assert screen.wait_exit() == 0
     ours.close()
