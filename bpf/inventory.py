@@ -91,6 +91,7 @@ MAPS = (
     "wait_settings",
     "wait_thresholds",
     "seen_waits",
+    "may_be_tracked",
     "wait_programs",
 )
 

@@ -99,6 +99,7 @@ struct switch_rate {
 // whose `time_ns` when it was switched in.
 #define WAKER_ON_INTERRUPT_STACK 1
 #define WAKER_NOT_IN_SYSCALL 2
+#define WAIT_COUNTS_TWICE 8  // the wait stands for twice as many as its length and its weight say
 #define WAKER_TIME_WAS_UP 4  // no wake was seen, and the time limit of the system call had passed
 #define WAIT_RECORD_BYTES 160
 #define UNWALKED_NS 100000000ull  // a wait so long is sent though its stack was not taken, and then stands for itself
@@ -106,7 +107,7 @@ struct switch_rate {
 struct wait {
     struct record_header header;
     u64 woken_ns;  // 0: not woken; it was ready all the time, if it runs again
-    u64 bar_ns;    // the wait is sent when it is at least this long
+    u64 bar_ns;    // the wait is sent when it is at least this long, see wait_choice.bpf.h
     u64 threshold_ns;
     u64 stack;  // hash of the stack at the switch-out; 0: not known
     u64 waker_stack;
@@ -122,6 +123,10 @@ struct wait {
     u64 out_ns_again;  // as header.extra: a reader that sees both alike has not read a mixture
     u64 run_ns;        // CPU time of the thread at the switch-out
     u64 due_ns;        // when the time limit of its system call has passed; 0: it has none, or it is not known
+    u32 epoch;         // of the settings, for which threshold_ns holds; 0: of none
+    u32 laid;          // these three: see wait_choice.bpf.h
+    u32 point;
+    u32 next_point;
 };
 
 struct wait_settings {
@@ -129,7 +134,7 @@ struct wait_settings {
     u32 track_all;  // all processes but own_pid, and no kernel threads
     u32 own_pid;
     u32 earlier;  // whether there may be something in earlier_waits
-    u32 pad;
+    u32 epoch;    // of the thresholds: another one after each change, never 0
 };
 
 struct control_message {

@@ -137,6 +137,11 @@ BPF_ARRAY(wait_settings, struct wait_settings, 1);
 BPF_HASH(wait_thresholds, u32, u64, 1024);  // process: its threshold, where that is not the one of the settings
 BPF_PERCPU_ARRAY(wait_rates, struct switch_rate, 2);  // [1]: of threads that wait seldom
 BPF_TABLE("lru_hash", struct seen_key, struct seen_stack, seen_waits, 16384);
+// Whether `tracked`, and `waits`, may have something with such a key (MAY_HAVE_*). Asked first: most switches are of
+// threads that neither has, and a look into a hash map costs many times as much. What was set once stays.
+#define MAY_HAVE_BITS 13
+BPF_ARRAY(may_be_tracked, u64, 1 << MAY_HAVE_BITS);
+BPF_ARRAY(may_wait, u64, 1 << MAY_HAVE_BITS);
 
 static __always_inline void count(int which) {
     int key = which;

@@ -2,8 +2,8 @@
 // Waits: why a thread of a tracked process was not on a CPU, and who made it ready again. At the switch-out, where the
 // thread is still current, its stack is taken; at the wake, the waker's; at the switch-in the wait is sent, or not.
 //
-// A wait of at least `threshold_ns` is always sent. A shorter one is sent when it reaches its bar, threshold * a random
-// number of [0, 1): that is with probability duration / threshold, and user space gives it the reciprocal as weight.
+// A wait of at least `threshold_ns` is always sent, a shorter one with probability duration / threshold
+// (wait_choice.bpf.h), and user space gives it the reciprocal as weight.
 // Frames go out when a stack was not seen for a few seconds; waits carry hashes of stacks.
 //
 // Where threads are switched out very often for long, only one switch-out in `weight` has its stack taken. How long its
@@ -59,8 +59,20 @@ static __always_inline u32 one_in(struct switch_rate *rate, u64 now, u32 limit, 
     return most <= limit ? 1 : 1 + most / limit;
 }
 
+static __always_inline int place_of_pid(u32 pid) { return pid & ((1 << MAY_HAVE_BITS) - 1); }
+
+static __always_inline int place_of_task(u64 task) {
+    return (u32)(task >> 6) * 2654435761u >> (32 - MAY_HAVE_BITS);  // they are aligned to 64 bytes
+}
+
+static __always_inline u32 *how_tracked(u32 pid) {
+    int place = place_of_pid(pid);
+    u64 *may_be = may_be_tracked.lookup(&place);
+    return may_be && *may_be ? tracked.lookup(&pid) : 0;
+}
+
 static __always_inline int is_tracked(struct wait_settings *settings, u32 pid) {
-    u32 *how = tracked.lookup(&pid);
+    u32 *how = how_tracked(pid);
     if (how)
         return *how & TRACK_SELF;
     if (!settings->track_all || pid == settings->own_pid)
@@ -68,6 +80,13 @@ static __always_inline int is_tracked(struct wait_settings *settings, u32 pid) {
     u32 flags = IS_KERNEL_THREAD;
     bpf_probe_read_kernel(&flags, 4, (void *)(bpf_get_current_task() + TASK_FLAGS));
     return !(flags & IS_KERNEL_THREAD);
+}
+
+// From now on the task may be looked for in `waits`.
+static __always_inline void note_task(u64 task) {
+    int place = place_of_task(task);
+    u64 one = 1;
+    may_wait.update(&place, &one);
 }
 
 // A wait that had begun before its process was tracked: user space has found it, by the number of the thread, and here
@@ -84,22 +103,29 @@ static __always_inline struct wait *earlier_wait(u64 task) {
     if (!found)
         return 0;
     found->task = task;
+    note_task(task);
     waits.update(&task, found);
     earlier_waits.delete(&tid);
     return waits.lookup(&task);
 }
 
+static __always_inline struct wait *find_wait(u64 task) {
+    int place = place_of_task(task);
+    u64 *may = may_wait.lookup(&place);
+    struct wait *wait = may && *may ? waits.lookup(&task) : 0;
+    return wait ? wait : earlier_wait(task);
+}
+
 // The state of the current thread, made when there is none.
 static __always_inline struct wait *wait_of_task(u64 task) {
-    struct wait *wait = waits.lookup(&task);
-    if (!wait)
-        wait = earlier_wait(task);
+    struct wait *wait = find_wait(task);
     if (wait)
         return wait;
     int zero = 0;
     struct wait *empty = new_wait.lookup(&zero);
     if (!empty)
         return 0;
+    note_task(task);
     waits.update(&task, empty);
     wait = waits.lookup(&task);
     if (!wait) {
@@ -109,6 +135,7 @@ static __always_inline struct wait *wait_of_task(u64 task) {
     struct record_header *h = &wait->header;
     u64 leader = 0;
     wait->task = task;
+    begin_choice(wait);
     h->pid = bpf_get_current_pid_tgid() >> 32;
     h->family = FAMILY_WAIT;
     h->header_words = sizeof(struct record_header) / 8;
@@ -122,7 +149,15 @@ static __always_inline void wait_ends(struct wait *wait, u64 now) {
     if (!out_ns)
         return;
     wait->header.time_ns = now;
-    if (now - out_ns >= wait->bar_ns) {
+    u64 duration_ns = now - out_ns;
+    u32 times = 1;
+    if (wait->weight == WEIGHT_UNWALKED && duration_ns < UNWALKED_NS)
+        times = 0;
+    else if (duration_ns < wait->threshold_ns)
+        times = points_in(wait, duration_ns);
+    if (times) {
+        if (times > 1)
+            wait->waker_flags |= WAIT_COUNTS_TWICE;
         if (wait->state && !wait->woken_ns) {
             count(COUNTER_WAIT_WAKES_MISSED);
             if (wait->due_ns && now + STARTED_BEFORE_NS >= wait->due_ns)
@@ -154,6 +189,17 @@ static __always_inline int wait_registers(struct walk *w) {
     return w->record.header.pid ? registers_of_task(w) : STOP_KERNEL_THREAD;
 }
 
+// The number of the system call that the current task is in, alone: a switch-out whose stack is not taken needs no more.
+static __always_inline s32 syscall_of_task(void) {
+    struct {
+        u64 orig_ax, ip, cs;
+    } r = {};
+    void *saved = saved_registers();
+    if (!saved || bpf_probe_read_kernel(&r, sizeof(r), saved + __builtin_offsetof(struct user_registers, orig_ax)))
+        return NO_USER_REGISTERS;
+    return (r.cs & 3) == 3 ? (s32)r.orig_ax : NO_USER_REGISTERS;
+}
+
 // The kernel frames of the current task, whose user registers are there for `reason`; the walk goes on in the program
 // that is returned.
 static __always_inline int wait_walk_part(void *ctx, struct walk *w, int reason) {
@@ -179,11 +225,12 @@ static __always_inline int wait_walk_part(void *ctx, struct walk *w, int reason)
 int wait_switch(struct bpf_raw_tracepoint_args *ctx) {
     int zero = 0;
     u64 previous = ctx->args[1], next = ctx->args[2];
-    struct wait *ended = waits.lookup(&next);
-    if (!ended)
-        ended = earlier_wait(next);
-    if (ended)
-        wait_ends(ended, bpf_ktime_get_ns());
+    u64 now = 0;
+    struct wait *ended = find_wait(next);
+    if (ended && ended->header.extra) {
+        now = bpf_ktime_get_ns();
+        wait_ends(ended, now);
+    }
     u64 id = bpf_get_current_pid_tgid();
     u32 state = 0;
 #ifdef SWITCH_HAS_STATE
@@ -192,10 +239,12 @@ int wait_switch(struct bpf_raw_tracepoint_args *ctx) {
     bpf_probe_read_kernel(&state, 4, (void *)(previous + TASK_STATE));
 #endif
     if (state & TASK_IS_DEAD) {
-        struct wait *last = waits.lookup(&previous);
-        if (last && last->header.extra)  // its switch-in was not seen, and this is its last switch-out
-            wait_has_ended(last, previous);
-        waits.delete(&previous);
+        struct wait *last = find_wait(previous);
+        if (last) {
+            if (last->header.extra)  // its switch-in was not seen, and this is its last switch-out
+                wait_has_ended(last, previous);
+            waits.delete(&previous);
+        }
     }
     struct wait_settings *settings = wait_settings.lookup(&zero);
     if (!(id >> 32) || state & TASK_IS_DEAD || !settings || !is_tracked(settings, id >> 32))
@@ -206,7 +255,8 @@ int wait_switch(struct bpf_raw_tracepoint_args *ctx) {
         return 0;
     if (wait->header.extra)
         wait_has_ended(wait, previous);
-    u64 now = bpf_ktime_get_ns();
+    if (!now)
+        now = bpf_ktime_get_ns();
     u32 weight = one_in(&wait->rate, now, WALKS_PER_THREAD, BURST_OF_THREAD);
     int seldom = wait->rate.now <= 1 && wait->rate.before <= 1;
     struct switch_rate *rate = wait_rates.lookup(&seldom);
@@ -225,10 +275,14 @@ int wait_switch(struct bpf_raw_tracepoint_args *ctx) {
     __builtin_memset(wait->waker_comm, 0, sizeof(wait->waker_comm));
     wait->state = ctx->args[0] & 1 ? 0 : state;
     wait->weight = unwalked ? WEIGHT_UNWALKED : weight;
-    u32 pid = id >> 32;
-    u64 *threshold_ns = wait_thresholds.lookup(&pid);
-    wait->threshold_ns = threshold_ns ? *threshold_ns : settings->threshold_ns;
-    wait->bar_ns = (wait->threshold_ns * bpf_get_prandom_u32()) >> 32;
+    if (wait->epoch != settings->epoch) {
+        u32 pid = id >> 32;
+        wait->epoch = settings->epoch;  // before what it is of: a change meanwhile is seen the next time
+        asm volatile("" ::: "memory");
+        u64 *threshold_ns = wait_thresholds.lookup(&pid);
+        wait->threshold_ns = threshold_ns ? *threshold_ns : settings->threshold_ns;
+    }
+    wait->bar_ns = bar_of_choice(wait);
     if (unwalked && wait->bar_ns < UNWALKED_NS)
         wait->bar_ns = UNWALKED_NS;
     wait->due_ns = 0;
@@ -245,10 +299,11 @@ int wait_switch(struct bpf_raw_tracepoint_args *ctx) {
     h->extra = now;
     wait->out_ns_again = now;
     if (unwalked) {
-        w->syscall = NO_USER_REGISTERS;
-        registers_of_task(w);
+        w->syscall = syscall_of_task();
         wait->syscall = w->syscall;
         // A long sleep is walked nevertheless: a thread cannot have many of them.
+        if (is_sleep(w))
+            registers_of_task(w);
         if (!is_sleep(w) || due_of_syscall(w, now) < now + UNWALKED_NS) {
             count(COUNTER_WAIT_NOT_CHOSEN);
             return 0;
@@ -275,9 +330,7 @@ int wait_switch(struct bpf_raw_tracepoint_args *ctx) {
 int wait_waking(struct bpf_raw_tracepoint_args *ctx) {
     int zero = 0;
     u64 task = ctx->args[0];
-    struct wait *wait = waits.lookup(&task);
-    if (!wait)
-        wait = earlier_wait(task);
+    struct wait *wait = find_wait(task);
     if (!wait || !wait->header.extra || wait->woken_ns)
         return 0;
     u64 now = bpf_ktime_get_ns();
@@ -363,6 +416,10 @@ int wait_end(struct bpf_raw_tracepoint_args *ctx) {
         u32 size = w->n_words;
         BOUND(size, 1023);
         h->extra = key.hash;
+#ifdef MM_TREE_ROOT
+        if (may_be_gone_soon(w))
+            tell_codes(w);
+#endif
         if (wait_records.ringbuf_output(&w->record, sizeof(struct record_header) + size * 8, RINGBUF_NO_WAKEUP)) {
             count(COUNTER_WAIT_RING_FULL);
         } else {
@@ -385,7 +442,7 @@ int wait_end(struct bpf_raw_tracepoint_args *ctx) {
 // A child is tracked as its parent is, from its first instruction on. Arguments as of on_fork.
 int wait_fork(struct bpf_raw_tracepoint_args *ctx) {
     u32 parent = bpf_get_current_pid_tgid() >> 32;
-    u32 *how = tracked.lookup(&parent);
+    u32 *how = how_tracked(parent);
     if (!how || !(*how & TRACK_CHILDREN))
         return 0;
     u64 child = ctx->args[1];
@@ -395,6 +452,9 @@ int wait_fork(struct bpf_raw_tracepoint_args *ctx) {
     if (bpf_probe_read_kernel(&tid, 4, (void *)(child + TASK_PID)) || tid != pid)
         return 0;  // a thread
     u32 both = TRACK_SELF | TRACK_CHILDREN;
+    int place = place_of_pid(pid);
+    u64 one = 1;
+    may_be_tracked.update(&place, &one);
     if (tracked.update(&pid, &both))
         count(COUNTER_TRACKED_FULL);
     return 0;
@@ -403,7 +463,7 @@ int wait_fork(struct bpf_raw_tracepoint_args *ctx) {
 // Arguments as of on_exit.
 int wait_exit(struct bpf_raw_tracepoint_args *ctx) {
     u32 pid = bpf_get_current_pid_tgid() >> 32;
-    if (!tracked.lookup(&pid))
+    if (!how_tracked(pid))
         return 0;
     u64 signal = 0;
     int live = 0;

@@ -123,16 +123,21 @@ static __always_inline void take_registers(struct walk *w, u64 ip, u64 sp, u64 b
     w->record.header.sp0 = sp;
 }
 
-// The user registers that the current task had when it entered the kernel. Returns STEP_NEXT or a reason to stop.
-static __always_inline int registers_of_task(struct walk *w) {
+// Where the current task's user registers were saved when it entered the kernel; 0: it is not known.
+static __always_inline void *saved_registers(void) {
 #if HAVE_TASK_PT_REGS
     struct task_struct *task = (struct task_struct *)bpf_get_current_task_btf();
-    void *saved = (void *)bpf_task_pt_regs(task);
+    return (void *)bpf_task_pt_regs(task);
 #else  // before 5.15; they are the last thing on the task's kernel stack
     u64 stack = 0;
     bpf_probe_read_kernel(&stack, 8, (void *)(bpf_get_current_task() + TASK_STACK));
-    void *saved = stack ? (void *)(stack + KERNEL_STACK_BYTES - sizeof(struct user_registers)) : 0;
+    return stack ? (void *)(stack + KERNEL_STACK_BYTES - sizeof(struct user_registers)) : 0;
 #endif
+}
+
+// The user registers that the current task had when it entered the kernel. Returns STEP_NEXT or a reason to stop.
+static __always_inline int registers_of_task(struct walk *w) {
+    void *saved = saved_registers();
     struct user_registers r = {};
     if (!saved || bpf_probe_read_kernel(&r, sizeof(r), saved))
         return STOP_KERNEL_THREAD;

@@ -20,6 +20,7 @@
 #ifndef ONLY_REQUIRED
 #include "launch.bpf.h"
 #include "time_limits.bpf.h"
+#include "wait_choice.bpf.h"
 #include "offcpu.bpf.h"
 #endif
 
@@ -95,14 +96,6 @@ int cpu_mapping(struct bpf_perf_event_data *ctx) {
     cpu_programs.call(ctx, mapping_part(w));
     submit(w);
     return 0;
-}
-
-#define YOUNG_NS 2000000000ull
-
-// Is it too early to rely on reading the process's memory when its samples are named?
-static __always_inline int may_be_gone_soon(struct walk *w) {
-    struct record_header *h = &w->record.header;
-    return h->n_python && (h->flags & FLAG_KERNEL_MAPPING || bpf_ktime_get_boot_ns() - h->start_ns < YOUNG_NS);
 }
 
 int cpu_python(struct bpf_perf_event_data *ctx) {

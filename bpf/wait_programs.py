@@ -27,9 +27,10 @@ MAX_THRESHOLD_NS = (1 << 32) - 1
 TRACK_SELF, TRACK_CHILDREN = 1, 2
 MAX_TRACKED = 16384
 MAX_THREADS = 16384
+MAX_EPOCH = (1 << 32) - 1
 MAX_EARLIER = 4000  # of the 4096 that the map holds
 UNWALKED_NS = 100_000_000  # a wait so long is sent though its stack was not taken; of layout.bpf.h
-ON_INTERRUPT_STACK, NOT_IN_SYSCALL, TIME_WAS_UP = 1, 2, 4  # of waker_flags
+ON_INTERRUPT_STACK, NOT_IN_SYSCALL, TIME_WAS_UP, COUNTS_TWICE = 1, 2, 4, 8  # of waker_flags
 
 # A wait; struct wait of layout.bpf.h up to `rate`. In its header time_ns is the switch-in, extra the
 # switch-out.
@@ -57,9 +58,14 @@ _WAIT_STATE = np.dtype(
         ("out_ns_again", "<u8"),
         ("run_ns", "<u8"),
         ("due_ns", "<u8"),
+        ("epoch", "<u4"),
+        ("choice", "<u4", 3),
     ]
 )
-_MAPS = ("tracked", "waits", "earlier_waits", "wait_settings", "wait_thresholds", "seen_waits")
+MAY_HAVE = 1 << 13  # elements of `may_be_tracked`, by the low bits of a pid
+_MAPS = (
+    "tracked", "waits", "earlier_waits", "wait_settings", "wait_thresholds", "seen_waits", "may_be_tracked",
+)  # fmt: skip
 _FAMILY_WORD = 3  # of a record's header: stop, flags, family
 _SETTINGS = struct.Struct("<QIIII")
 
@@ -78,6 +84,7 @@ class WaitPrograms:
         self._lock = threading.Lock()
         self._attached: list[int] = []
         self._settings = 0, 0, 0  # of _SETTINGS the first
+        self._epoch = 1
         self._thresholds: dict[int, int] = {}  # of processes that have another than that of the settings
         self._earlier: set[int] = set()  # threads of which an earlier wait was put in
         self._closed = False
@@ -96,6 +103,7 @@ class WaitPrograms:
             if self._closed:
                 raise GpuprofError("the programs were closed", "", EXIT_UNAVAILABLE)
             self._settings = threshold_ns, int(track_all), own_pid
+            self._epoch = self._epoch % MAX_EPOCH + 1
             self._earlier = set()
             self.begun = True
             try:
@@ -132,9 +140,10 @@ class WaitPrograms:
         with self._lock, suppress(OSError):
             if not self._closed and (others_ns != self._settings[0] or of != self._thresholds):
                 self._write_thresholds(of)
-                if others_ns != self._settings[0]:
-                    self._settings = others_ns, *self._settings[1:]
-                    self._write_settings()
+                self._settings = others_ns, *self._settings[1:]
+                # The kernel side keeps the threshold of each thread until there is another epoch.
+                self._epoch = self._epoch % MAX_EPOCH + 1
+                self._write_settings()
 
     def _write_thresholds(self, of: Mapping[int, int]) -> None:
         written, wait_thresholds = dict(self._thresholds), self._maps["wait_thresholds"]
@@ -151,7 +160,7 @@ class WaitPrograms:
         self._thresholds = written
 
     def _write_settings(self) -> None:
-        values = _SETTINGS.pack(*self._settings, bool(self._earlier), 0)
+        values = _SETTINGS.pack(*self._settings, bool(self._earlier), self._epoch)
         syscalls.map_update(self._maps["wait_settings"], bytes(4), values)
 
     @property
@@ -184,6 +193,8 @@ class WaitPrograms:
         """
         with self._lock, suppress(OSError):
             if not self._closed:
+                may_be = struct.pack("<I", pid % MAY_HAVE)  # first: without it nobody looks for the process
+                syscalls.map_update(self._maps["may_be_tracked"], may_be, struct.pack("<Q", 1))
                 syscalls.map_update(self._maps["tracked"], struct.pack("<I", pid), struct.pack("<I", how))
                 return True
         return False

@@ -83,6 +83,14 @@ static __always_inline int mapping_part(struct walk *w) {
     return PROGRAM_NATIVE;
 }
 
+#define YOUNG_NS 2000000000ull
+
+// Is it too early to rely on reading the process's memory when its stacks are named?
+static __always_inline int may_be_gone_soon(struct walk *w) {
+    struct record_header *h = &w->record.header;
+    return h->n_python && (h->flags & FLAG_KERNEL_MAPPING || bpf_ktime_get_boot_ns() - h->start_ns < YOUNG_NS);
+}
+
 // Is this the frame of the code that the kernel starts a program with? The dynamic loader's has no rule that says so.
 // It begins at the top of the stack, below the arguments, and pushes little.
 #define ENTRY_FRAME_BYTES 128

@@ -40,15 +40,17 @@ from gpuprof.snapshots.frames import (
     Query,
     Settle,
     Subscribe,
+    Tree,
     Watch,
 )
+from gpuprof.snapshots.gpu_tree import SUMMARY_SEPARATOR
 from gpuprof.snapshots.history import History
 from gpuprof.snapshots.work_frames import RateQuery
 
 _RECEIVE_BYTES = 32 << 10
 _RECENT_NS = 7 * 10**9  # a wait that goes on is written at least so often
 _FRESH_WAIT_NS = 250_000_000  # for a tree, less of a wait may be missing at its end
-_MAX_PIECES = 256  # of a subscription, before a `settle` is answered
+_MORE_PIECES = 16  # of a subscription, beyond what was there, before a `settle` is answered
 
 
 class Capture(Protocol):
@@ -57,8 +59,13 @@ class Capture(Protocol):
     def watch(self, pid: int, *, itself: bool, children: bool) -> None:
         """Follow the waits of a process until it ends. GpuprofError."""
 
-    def settle(self, seconds: float, least_wait_ns: int = 0) -> None:
-        """Have all that happened up to now in the history."""
+    def settle(self, seconds: float, least_wait_ns: int = 0) -> int | None:
+        """Have all that happened up to now in the history; where that took too long, up to when it is there,
+        in ns, None otherwise.
+        """
+
+    def report(self) -> object:
+        """Have a status of now, with all losses up to now, in the history."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +80,8 @@ class Limits:
     last_words_s: float = 2.0  # for the failure frame of a stream that is given up
     drain_s: float = 30.0  # for the answers still due to a client that has closed its sending side
     tick_s: float = 0.1
-    settle_s: float = 1.0
+    settle_s: float = 1.0  # of a question, whose answer says where it was not enough
+    last_settle_s: float = 10.0  # of what is kept: a recording's end, a fetch
 
 
 class Connection:
@@ -243,22 +251,23 @@ class Connection:
                 await self._fail(request_id, _described(error))
 
     async def _answer_query(self, request: Query | RateQuery) -> None:
+        until_ns = None
         if isinstance(request, Query):
             nodes = max(1, min(request.max_nodes, self._limits.nodes))
             request = dataclasses.replace(request, max_nodes=nodes)
             if request.tree in {"offcpu", "idle"}:
-                await self._settle(request.end_ns, _FRESH_WAIT_NS)
-        packed = await self._loop.run_in_executor(self._pool, self._compute, request)
+                until_ns = await self._settle(request.end_ns, self._limits.settle_s, _FRESH_WAIT_NS)
+        packed = await self._loop.run_in_executor(self._pool, self._compute, request, until_ns)
         await self._send_bytes(packed)
 
-    def _compute(self, request: Query | RateQuery) -> bytes:
+    def _compute(self, request: Query | RateQuery, until_ns: int | None) -> bytes:
         if isinstance(request, RateQuery):
             return wire.pack(self._history.rates(request))
-        return wire.pack(self._history.query(request))
+        return wire.pack(_told_late(self._history.query(request), until_ns, time.monotonic_ns()))
 
     async def _answer_fetch(self, request: Fetch) -> None:
         try:
-            await self._settle(request.end_ns)
+            await self._settle(request.end_ns, self._limits.last_settle_s)
             async with self._streaming:
                 frames = iter(self._history.frames_between(request.start_ns, request.end_ns))
                 while piece := await self._loop.run_in_executor(self._pool, self._next_piece, frames):
@@ -275,22 +284,31 @@ class Connection:
                 break
         return bytes(piece)
 
-    async def _settle(self, until_ns: int, least_wait_ns: int = 0) -> None:
-        """Have what happened up to an instant in the history, where that may not be so yet."""
-        if self._capture is not None and until_ns > time.monotonic_ns() - _RECENT_NS:
-            settle = functools.partial(self._capture.settle, self._limits.settle_s, least_wait_ns)
-            await self._loop.run_in_executor(None, settle)
+    async def _settle(self, end_ns: int, seconds: float, least_wait_ns: int = 0) -> int | None:
+        """Have what happened up to an instant in the history, where that may not be so yet; where it took
+        longer than `seconds`, up to when it is there, None otherwise.
+
+        What is asked for in order to be kept (`least_wait_ns` 0) gets a status of that moment.
+        """
+        capture = self._capture
+        if capture is None or end_ns <= time.monotonic_ns() - _RECENT_NS:
+            return None
+        settle = functools.partial(capture.settle, seconds, least_wait_ns)
+        until_ns = await self._loop.run_in_executor(None, settle)
+        if not least_wait_ns:
+            await self._loop.run_in_executor(None, capture.report)
+        return until_ns if until_ns is not None and until_ns < end_ns else None
 
     async def _answer_settle(self, request: Settle) -> None:
-        await self._settle(time.monotonic_ns())
+        until_ns = await self._settle(time.monotonic_ns(), self._limits.last_settle_s)
         async with self._streaming:
-            for _ in range(_MAX_PIECES):
+            for _ in range(self._history.bytes_used // self._limits.piece_bytes + _MORE_PIECES):
                 cursor = self._cursor
                 frames = self._history.since(cursor, max_bytes=self._limits.piece_bytes) if cursor else []
                 if not frames:
                     break
                 await self._send(frames)
-            await self._send([Done(request.id)])
+            await self._send([Done(request.id, until_ns)])
 
     async def _answer_watch(self, request: Watch) -> None:
         if self._capture is None:
@@ -320,6 +338,16 @@ class Connection:
         """Make the reading side end, which ends the connection."""
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
+
+
+def _told_late(tree: Tree, until_ns: int | None, now_ns: int) -> Tree:
+    """A tree whose summary says what it lacks: what happened from `until_ns` on, None: nothing."""
+    if until_ns is None:
+        return tree
+    seconds = max((min(tree.end_ns, now_ns) - until_ns) / 1e9, 0.1)
+    words = f"the last {seconds:.1f} s are not all in it yet, as the machine is too busy"
+    summary = SUMMARY_SEPARATOR.join(part for part in (tree.summary, words) if part)
+    return dataclasses.replace(tree, summary=summary)
 
 
 def _described(error: Exception) -> GpuprofError:

@@ -34,6 +34,7 @@ FIRST_TICK_S = 0.03  # until there is a stack to see
 FIRST_PUBLISH_NS = (
     100_000_000  # for the busiest processes before sampling; the others follow when they are sampled
 )
+ALIVE_S = 0.25  # how often whoever waits looks whether the reader still lives
 HURRY_S = 0.05  # while there are processes whose names may be gone after a tick
 LOSSES = ("ring_full", "conflicts", "tail_call_failed")  # counters of samples that have no record
 DRAIN_NS = 50_000_000
@@ -67,6 +68,8 @@ class CpuStacks:
         self._lost_launches = self._kernel_lost_launches = 0
         self._to_follow: deque[int] = deque()
         self._to_settle: deque[tuple[int, threading.Event]] = deque()
+        self._complete_ns = time.monotonic_ns()  # what happened up to then is in the history
+        self._overdue: tuple[threading.Event, float] | None = None  # of a settle(): seconds that are missing
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._state, self._reason, self._hint = "starting", "", ""
@@ -101,6 +104,8 @@ class CpuStacks:
         state, reason = self._state, self._reason
         if state == "ok":
             problems = [*self._follower.unsupported_pythons(), *_optional(self._tables.problem())]
+            if late := self.overdue():
+                problems.append(late)
             if problems:
                 state, reason = "degraded", "; ".join(problems)
         return SourceStatus(
@@ -136,12 +141,35 @@ class CpuStacks:
     def settle(self, seconds: float, least_wait_ns: int = 0) -> bool:
         """Have all that happened up to now in the history, with the waits that go on where so much of them is
         not there yet; False where it took longer than `seconds`, or nothing is read. From any thread.
+
+        Where it took longer, the status says so until it is done.
         """
-        thread, done = self._thread, threading.Event()
-        if thread is None or not thread.is_alive():
+        thread, done, asked_ns = self._thread, threading.Event(), time.monotonic_ns()
+        if thread is None:
             return False
         self._to_settle.append((least_wait_ns, done))
-        return done.wait(seconds)
+        deadline = time.monotonic() + seconds
+        while thread.is_alive() and (left := deadline - time.monotonic()) > 0:
+            if done.wait(min(left, ALIVE_S)):
+                self._next_count_ns = 0  # a loss of just now is told, too
+                return True
+        if thread.is_alive() and not done.is_set():
+            self._overdue = done, max(asked_ns - self._complete_ns, 0) / 1e9
+        return done.is_set()
+
+    @property
+    def complete_ns(self) -> int:
+        """What happened up to then is in the history, but for a last piece of waits that still go on."""
+        return self._complete_ns
+
+    def overdue(self) -> str:
+        """What is missing where settle() gave up and it is not there yet; empty where nothing is. From any
+        thread.
+        """
+        overdue = self._overdue
+        if overdue is None or overdue[0].is_set():
+            return ""
+        return f"the last {max(overdue[1], 0.1):.1f} s were not read in time, as the machine is too busy"
 
     def wait_for_launches(self, seconds: float) -> None:
         """Return when there are launches to be taken, at the latest after so long. From any thread."""
@@ -220,6 +248,7 @@ class CpuStacks:
         self._drain()
         least_wait_ns = min((least_ns for least_ns, _ in settling), default=None)
         self.waits.take(time.monotonic_ns(), least_wait_ns)
+        complete_ns = min(self._drained_ns, self.waits.taken_ns)
         ready = len(self._pending)
         self._follower.handle(self._programs.messages(), self._drain)
         for pid in wanted:  # only now: `follows` must not be true before it is so
@@ -232,12 +261,15 @@ class CpuStacks:
                 self._drain()
         self._launches.announce()  # now, while they are no older than the records that are read for them
         self.waits.tick(time.monotonic_ns(), self._ids_with_room)
+        self._complete_ns = complete_ns
         for _, done in settling:
             done.set()
         now_ns = time.monotonic_ns()
         if now_ns >= self._next_tidy_ns:
             self._next_tidy_ns = now_ns + TIDY_NS
             self._follower.tidy(now_ns)
+            self._resolver.tidy(now_ns)
+            self._launch_stacks.tidy(now_ns)
             self._programs.follow_cpus()
 
     def _drain(self) -> None:
@@ -324,10 +356,14 @@ class CpuStacks:
 
     def _intern_threads(self, tables: Tables, batch: Batch, threads: RecordThreads) -> NDArray[np.uint32]:
         tids, comms = batch.tid[threads.first].tolist(), batch.comm[threads.first].tolist()
+        last_ns = np.zeros(len(tids), np.uint64)
+        np.maximum.at(last_ns, threads.of_record, batch.time_ns)
         get = self._threads.get
         ids = [
-            get(tables, process, tid, comm)
-            for process, tid, comm in zip(threads.processes, tids, comms, strict=True)
+            get(tables, process, tid, comm, time_ns)
+            for process, tid, comm, time_ns in zip(
+                threads.processes, tids, comms, last_ns.tolist(), strict=True
+            )
         ]
         found: NDArray[np.uint32] = np.array(ids, np.uint32)[threads.of_record]
         return found

@@ -15,7 +15,7 @@ from gpuprof.sampler.processes import NS_PER_TICK, user_name
 from gpuprof.snapshots.frames import ProcessDef
 from gpuprof.snapshots.names import clean
 
-MAX_FILES = 16384
+MAX_FILES = 2048  # some 600 bytes each; then they are learnt anew
 
 
 class FileNames:
@@ -26,11 +26,14 @@ class FileNames:
 
     def learn(self, mappings: Iterable[Mapping]) -> None:
         """Remember the files of a process."""
-        if len(self._known) > MAX_FILES:
-            self._known.clear()
+        self._make_room()
         for mapping in mappings:
             if mapping.key is not None:
                 self._known[mapping.key] = mapping
+
+    def _make_room(self) -> None:
+        if len(self._known) >= MAX_FILES:
+            self._known.clear()
 
     def mapping(self, message: MappingMessage) -> Mapping:
         """The mapping that a message tells of."""
@@ -52,6 +55,7 @@ class FileNames:
             message.start, message.end, message.offset, device, inode, path, deleted, True, kind, name, stamp
         )
         if like is None and path is not None:
+            self._make_room()
             self._known[key] = found
         return found
 

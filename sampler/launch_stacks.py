@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from gpuprof.bpf.programs import StackPrograms
 from gpuprof.bpf.records import Batch
 from gpuprof.sampler.frame_ids import FrameIds
+from gpuprof.sampler.gone_processes import GoneProcesses
 from gpuprof.sampler.process_follower import ProcessFollower
 from gpuprof.sampler.process_stacks import INJECTION_NAMES, ProcessStacks
 from gpuprof.sampler.processes import NS_PER_TICK
@@ -26,15 +27,23 @@ from gpuprof.sampler.record_threads import find_threads
 from gpuprof.sampler.stack_memo import StackMemo
 from gpuprof.sampler.stack_resolver import StackResolver
 from gpuprof.snapshots.frames import FrameKind
+from gpuprof.snapshots.recent import Recent
 from gpuprof.snapshots.tables import Tables
 
-MAX_STACKS = 1 << 15  # twice what the kernel side remembers
-MAX_CUT = 1 << 13
+MAX_STACKS = 1 << 14  # what the kernel side remembers; kept twice: those that came last, and those before
+MAX_STACK_BYTES = 8 << 20
+MAX_CUT = 1 << 12  # kept twice, too
+MAX_CUT_BYTES = 1 << 20
+LOOK_NS = 30 * 10**9  # how often it is looked for processes that are gone
 MAX_NEW_STACKS = 500  # named in one batch; the frames of the others are asked for again
 MAX_WAITING = 1 << 18  # launches in a LaunchQueue; the oldest are dropped
 MAX_THREADS = 1 << 12  # of one process, whose ids are kept
 MAX_EPOCHS = 8  # of one process in one batch; a process that attaches more often lies
+_STACK_BYTES = 500  # of a LaunchStack without its frames, with its key and its place
+_CUT_BYTES = 150  # of a key, without its frames, and its place
 UNKNOWN_STACK = "[stack not kept]"  # the record with its frames was lost; it comes again
+
+Key = tuple[int, int, int]  # pid, start of the process, hash
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,8 +128,14 @@ class LaunchStacks:
         self._programs = programs
         self._follower = follower
         self._resolver = resolver
-        self._by_hash: dict[tuple[int, int, int], tuple[LaunchStack, bool]] = {}  # (pid, start_ns, hash)
-        self._cut: dict[bytes, LaunchStack] = {}
+        self._by_hash: Recent[Key, tuple[LaunchStack, bool]] = Recent(
+            MAX_STACKS, MAX_STACK_BYTES, lambda _, known: _STACK_BYTES + 4 * len(known[0].frames)
+        )
+        self._cut: Recent[bytes, LaunchStack] = Recent(
+            MAX_CUT, MAX_CUT_BYTES, lambda frames, _: _CUT_BYTES + len(frames)
+        )
+        self._gone = GoneProcesses()
+        self._next_look_ns = 0
         self._frame_ids: FrameIds | None = None
         self._memo = StackMemo()  # of these frame ids and tables
         self._tables: Tables | None = None
@@ -150,19 +165,27 @@ class LaunchStacks:
         alive.
         """
         last = self._frame_ids
-        self._by_hash = {key: known for key, known in self._by_hash.items() if known[0].ids is last}
-        self._cut, self._frame_ids = {}, ids
+        self._by_hash.keep(lambda _, known: known[0].ids is last)
+        self._cut.clear()
+        self._frame_ids = ids
         self._memo.clear()
+
+    def tidy(self, now_ns: int) -> None:
+        """Let go of the stacks of processes that are gone; call it now and then, also without launches."""
+        due_ns = self._gone.due_ns
+        if due_ns is not None:
+            if now_ns >= due_ns and (gone := self._gone.take()):
+                self._by_hash.keep(lambda key, _: key[:2] not in gone)
+                self._cut.clear()
+        elif now_ns >= self._next_look_ns and len(self._by_hash):
+            self._next_look_ns = now_ns + LOOK_NS
+            self._gone.look(dict.fromkeys((pid, start) for pid, start, _ in self._by_hash), now_ns)
 
     def _take_frames(self, batch: Batch, hashes: NDArray[np.uint64], ids: FrameIds) -> None:
         """Name the stacks whose frames are in this batch."""
         at = np.flatnonzero(batch.n_user > 0)[:MAX_NEW_STACKS]
         if not len(at):
             return
-        if len(self._cut) > MAX_CUT:
-            self._cut.clear()
-        if len(self._by_hash) > MAX_STACKS:
-            self._by_hash.clear()  # the frames of those in use come again
         resolved = self._resolver.resolve(_part(batch, at))
         for process, stack, hashed in zip(
             resolved.processes, resolved.stacks, hashes[at].tolist(), strict=True
@@ -170,8 +193,9 @@ class LaunchStacks:
             whole = array("I", stack.frames).tobytes()
             found = self._cut.get(whole)
             if found is None:
-                found = self._cut[whole] = LaunchStack(array("I", cut_at_probe(stack.frames, ids)), ids)
-            self._by_hash[process.pid, process.start_ns, hashed] = found, stack.complete
+                found = LaunchStack(array("I", cut_at_probe(stack.frames, ids)), ids)
+                self._cut.put(whole, found)
+            self._by_hash.put((process.pid, process.start_ns, hashed), (found, stack.complete))
             self._memo.forget(process, hashed)
 
     def _ids_of(
@@ -234,20 +258,35 @@ class ThreadIds:
     def __init__(self, follower: ProcessFollower) -> None:
         self._follower = follower
         self._generation = -1
+        # Of each pid, start and tid its last name, and since when.
+        self._named: dict[tuple[int, int, int], tuple[int, bytes]] = {}
 
-    def get(self, tables: Tables, process: ProcessStacks, tid: int, comm: bytes) -> int:
-        """The id of a thread of a process, with its name as the record has it."""
+    def get(
+        self, tables: Tables, process: ProcessStacks, tid: int, comm: bytes, time_ns: int | None = None
+    ) -> int:
+        """The id of a thread of a process, with its name as the record has it, unless a later one was given.
+
+        `time_ns`: when it had that name; None: later than all before. Records of several rings come in any
+        order, and an exec renames a thread.
+        """
         if self._generation != tables.generation:
             self._generation = tables.generation
+            self._named.clear()
             for known in self._follower.all():
                 known.table_threads.clear()
         known_comm, thread = process.table_threads.get(tid, (b"", -1))
         if thread < 0 or known_comm != comm:  # the tables keep the name that was given last
             if len(process.table_threads) >= MAX_THREADS:  # a process may have any number
                 process.table_threads.clear()
+            # Of what the process was before an exec, too.
+            whose = process.definition.pid, process.definition.start_ns, tid
+            named_ns, name = self._named.get(whose, (0, comm))
+            if time_ns is None or time_ns >= named_ns:
+                named_ns, name = named_ns if time_ns is None else time_ns, comm
+                self._named[whose] = named_ns, name
             process_id = tables.process(process.definition)
-            thread = tables.thread(process_id, tid, comm.decode("utf-8", "backslashreplace"))
-            process.table_threads[tid] = comm, thread
+            thread = tables.thread(process_id, tid, name.decode("utf-8", "backslashreplace"))
+            process.table_threads[tid] = name, thread
         return thread
 
 

@@ -17,13 +17,14 @@ import shlex
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from importlib import metadata
 
 from gpuprof.sampler import endpoint
 from gpuprof.sampler.allocator import give_memory_back
+from gpuprof.sampler.own_version import own_version
 from gpuprof.sampler.server import Server
 from gpuprof.sampler.sources import Sources
 from gpuprof.sampler.status import Reporter
@@ -93,7 +94,7 @@ def hello(options: argparse.Namespace, privileged: bool) -> Hello:
         cpu_count=os.cpu_count() or 1,
         mono_ns=mono_ns,
         wall_ns=wall_ns,
-        sampler_version=_version(),
+        sampler_version=own_version(),
         sampler_pid=os.getpid(),
         cpu_hz=options.hz if privileged and options.cpu else 0,
         nvml_hz=NVML_HZ if options.nvml else 0,
@@ -114,6 +115,8 @@ class _Run:
             max_age_ns=options.history_minutes * 60 * 10**9,
         )
         self._sources = Sources(self._history, options, privileged=self._privileged)
+        self._reporter = Reporter(self._history, self._sources.bpf_run_ns)
+        self._reporting = threading.Lock()
         self._sent_offset_ns = 0
         self._settled = False
 
@@ -129,7 +132,7 @@ class _Run:
             self._history,
             self._hello,
             on_idle=stop.set if alone else None,
-            capture=self._sources,
+            capture=self,
         )
         try:
             self._open_doors(server, stop)
@@ -139,6 +142,21 @@ class _Run:
             await server.close()
             await loop.run_in_executor(None, self._sources.stop, _STOP_SECONDS)
             _end_children()
+
+    def watch(self, pid: int, *, itself: bool, children: bool) -> None:
+        """As Capture has it."""
+        self._sources.watch(pid, itself=itself, children=children)
+
+    def settle(self, seconds: float, least_wait_ns: int = 0) -> int | None:
+        """As Capture has it."""
+        return self._sources.settle(seconds, least_wait_ns)
+
+    def report(self) -> Status:
+        """Put a status of now into the history. From any thread."""
+        with self._reporting:
+            status = self._reporter.frame(self._sources.all())
+            self._history.set_status(status)
+        return status
 
     def _hello(self) -> Hello:
         return hello(self._options, self._privileged)
@@ -169,10 +187,8 @@ class _Run:
             raise GpuprofError("nobody could connect to this sampler", "give it --socket PATH", EXIT_USAGE)
 
     async def _report_until(self, stop: asyncio.Event) -> None:
-        reporter = Reporter(self._history, self._sources.bpf_run_ns)
         while not stop.is_set():
-            status = reporter.frame(self._sources.all())
-            self._history.set_status(status)
+            status = self.report()
             if self._sources.settled and not self._settled:
                 self._settle(status)
             mono_ns, wall_ns = clock_pair()
@@ -230,12 +246,6 @@ def _boot_id() -> str:
     with suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return file.read(64).strip()
     return ""
-
-
-def _version() -> str:
-    with suppress(metadata.PackageNotFoundError):
-        return metadata.version("gpuprof-tui")
-    return "0"
 
 
 def _parser() -> argparse.ArgumentParser:

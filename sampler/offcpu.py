@@ -129,12 +129,16 @@ class OffCpu:
 
     def status(self) -> SourceStatus:
         """State and counts so far; what is said of waits that were thinned out holds for all there is."""
-        reader = self._tracks
+        reader, stacks = self._tracks, self._stacks()
         state, reason, hint = self._state, self._reason, self._hint
         thinned = thinning(self._picks.threshold_ns, *reader.raised()) if reader is not None else ""
-        if thinned and state in {"ok", "degraded", "off"}:
+        late = stacks.overdue() if stacks is not None and state in {"ok", "degraded"} else ""
+        problems = "; ".join(words for words in (late, thinned) if words)
+        if problems and state in {"ok", "degraded", "off"}:
             known = f"{reason}; " if reason and state != "off" else ""
-            state, reason, hint = "degraded", known + thinned, ""
+            state, reason, hint = "degraded", known + problems, ""
+        if stacks is not None and reader is not None:
+            self._counters = stacks.counters() or self._counters  # a loss of just now is told, too
         return SourceStatus(
             name="offcpu", state=state, reason=reason, hint=hint,
             lost=sum(self._counters.get(name, 0) for name in LOSSES),

@@ -33,6 +33,7 @@ MIN_SCAN_PAUSE_NS = 100_000_000
 MAX_SCAN_PAUSE_NS = 10 * 10**9
 PUBLISH_AFTER_NS = 200_000_000  # most processes are gone by then
 MAX_FORKS = 16384
+MAX_EXECS = 16384
 NEW_BINARY_PAUSE_NS = 50_000_000  # on average between programs that are read before they were sampled
 MAX_NEW_BINARIES = 50  # at once
 MAX_ENVIRON_BYTES = 256 << 10
@@ -91,7 +92,7 @@ class ProcessFollower:
                 self._exit(pid)
             elif message.reason == MessageReason.EXEC:
                 self._exit(pid)
-                self._began[pid] = message.address
+                self._note_exec(pid, message.address)
             elif message.reason == MessageReason.FORK:
                 self._fork(pid, message.address)
             elif message.reason == MessageReason.NEW_BINARY:
@@ -110,6 +111,13 @@ class ProcessFollower:
                 del self._due[pid]
                 self._publish(pid)
                 between()
+
+    def _note_exec(self, pid: int, time_ns: int) -> None:
+        """Remember when a process became what it is; of too many the oldest are forgotten."""
+        self._began.pop(pid, None)
+        if len(self._began) >= MAX_EXECS:
+            del self._began[next(iter(self._began))]
+        self._began[pid] = time_ns
 
     def _find_threads(self, pid: int) -> bool:
         """Tell the kernel side where the Python threads of a process are, which it could not find."""
@@ -200,7 +208,8 @@ class ProcessFollower:
     def reset(self, ids: FrameIds) -> None:
         """A new set of frame ids begins."""
         self._ids = ids
-        for process in [*self._processes.values(), *self._exited]:
+        parents = [parent for parent, _ in self._forked.values()]  # some of them are gone otherwise
+        for process in {id(one): one for one in (*self.all(), *parents)}.values():
             process.reset(ids)
 
     def all(self) -> Iterable[ProcessStacks]:

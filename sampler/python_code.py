@@ -14,12 +14,14 @@ import os
 import struct
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from gpuprof.sampler.python_lines import MAX_TABLE_BYTES, LineTable, line_table
 from gpuprof.sampler.python_runtime import PythonLayout
 from gpuprof.snapshots.names import clean
+from gpuprof.snapshots.recent import Recent
 
 MAX_NAME = 4096  # characters of a name or path that are read
 # A code object at the same address with the same first line may be another one by then.
@@ -31,7 +33,11 @@ _USER_END = 1 << 47
 _MAX_CODES = 20_000  # some 1.3 KB each
 _MAX_CACHED_BYTES = 48 << 20  # what a process says of itself may be made to be large
 _ENTRY_BYTES = 800
-_MAX_COPIES = 16_384
+_MAX_COPIES = 2048  # code objects that were told and not named yet, 1.3 KB each
+_MAX_SHARED = 2048  # Codes and paths that processes share, kept twice
+_MAX_SHARED_BYTES = 1 << 19
+_PLACE_BYTES = 250  # of one of them: the object, and its place
+T = TypeVar("T", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +77,9 @@ class CodeReader:
         self.layout = layout
         self._codes: dict[tuple[int, int], _Entry] = {}
         self.nbytes = 0  # of what is cached
-        self._copies: dict[int, bytes] = {}  # of its memory, from when it was sampled
+        # By address of a code object copies of its memory, from when it was sampled, until it is named.
+        self._copies: dict[int, dict[int, bytes]] = {}
+        self._copied: dict[int, bytes] = {}  # those of the one that is being named
         try:
             self._memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -83,11 +91,15 @@ class CodeReader:
             os.close(self._memory)
             self._memory = -1
 
-    def remember(self, parts: Iterable[tuple[int, bytes]]) -> None:
-        """Keep copies of the process's memory, in case it is gone when a name is asked for."""
+    def remember(self, parts: Sequence[tuple[int, bytes]]) -> None:
+        """Keep copies of the memory that makes up a code object, itself first, in case the process is gone
+        when its name is asked for.
+        """
+        if not parts:
+            return
         if len(self._copies) >= _MAX_COPIES:
-            self._copies.clear()
-        self._copies.update(parts)
+            del self._copies[next(iter(self._copies))]
+        self._copies[parts[0][0]] = dict(parts)
 
     def get(self, address: int, first_line: int, now_ns: int | None = None) -> Code | None:
         """The code object at an address; None when it is not one (a frame being set up), or the process is
@@ -98,12 +110,15 @@ class CodeReader:
         entry = self._codes.get(key)
         if entry is not None and now_ns - entry.checked_ns < RECHECK_NS:
             return entry.code
+        self._copied = self._copies.get(address, {})
         header = self._read(address, _HEADER_BYTES)
         fingerprint = self._fingerprint(header) if len(header) == _HEADER_BYTES else b""
         if entry is not None and (not header or fingerprint == entry.fingerprint):
             entry.checked_ns = now_ns
             return entry.code
         code = self._parse(header, first_line) if len(header) == _HEADER_BYTES else None
+        if code is not None:
+            self._copies.pop(address, None)
         if code is not None or header:  # a process that cannot be read at all may become readable
             self._keep(key, _Entry(code, fingerprint, now_ns))
         return code
@@ -137,7 +152,9 @@ class CodeReader:
             return None
         table = self._bytes(_pointer(header, layout.co_linetable))
         lines = line_table(layout.version, table, own_first_line)
-        return Code(clean(name), clean(file, MAX_NAME), own_first_line, lines)
+        # Many functions have the same file, and many processes the same functions.
+        path = _one_of(_paths, clean(file, MAX_NAME))
+        return _one_of(_codes, Code(clean(name), path, own_first_line, lines))
 
     def _string(self, address: int) -> str | None:
         layout = self.layout
@@ -180,7 +197,26 @@ class CodeReader:
         if self._memory >= 0:
             with contextlib.suppress(OSError):
                 data = os.pread(self._memory, size, address)
-        return data or self._copies.get(address, b"")[:size]
+        return data or self._copied.get(address, b"")[:size]
+
+
+def _one_of(kept: Recent[T, T], value: T) -> T:
+    """The one that is kept of all that are equal."""
+    found = kept.get(value)
+    if found is None:
+        found = value
+        kept.put(value, value)
+    return found
+
+
+def _shared_bytes(_: object, value: Code | str) -> int:
+    if isinstance(value, str):
+        return _PLACE_BYTES + sys.getsizeof(value)
+    return _PLACE_BYTES + sys.getsizeof(value.name) + value.lines.nbytes  # the path is shared by itself
+
+
+_codes: Recent[Code, Code] = Recent(_MAX_SHARED, _MAX_SHARED_BYTES, _shared_bytes)
+_paths: Recent[str, str] = Recent(_MAX_SHARED, _MAX_SHARED_BYTES, _shared_bytes)
 
 
 def _pointer(raw: bytes, offset: int) -> int:

@@ -16,53 +16,68 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuprof.snapshots.recent import Recent
+
 MAX_TABLE_BYTES = 1 << 20
 _MAX_LINE = (1 << 31) - 1
-_MAX_SHARED_BYTES = 2048  # most are far smaller; a process can make many that are as large as it likes
+_MAX_SHARED = 2048  # kept twice: those in use, and those of before
+_MAX_SHARED_BYTES = 1 << 19  # of all of them; a process can make many that are as large as it likes
+_MAX_TABLE_SHARED = 2048  # most are far smaller
+_TABLE_BYTES = 300  # of a LineTable without its runs, with its key and its place
 _MAX_VARINT = 6  # bytes that are looked at: 36 bits
 
 
 def line_table(version: tuple[int, int], table: bytes, first_line: int) -> LineTable:
     """The LineTable, the same for the same function in another process: scripts run again and again."""
-    if len(table) > _MAX_SHARED_BYTES:
+    if len(table) > _MAX_TABLE_SHARED:
         return LineTable(version, table, first_line)
-    return _shared(version, table, first_line)
-
-
-@lru_cache(maxsize=4096)
-def _shared(version: tuple[int, int], table: bytes, first_line: int) -> LineTable:
-    return LineTable(version, table, first_line)
+    key = version, table, first_line
+    found = _shared.get(key)
+    if found is None:
+        found = LineTable(version, table, first_line)
+        _shared.put(key, found)
+    return found
 
 
 class LineTable:
-    """Runs of instructions: run i begins at `starts[i]` and has line `lines[i]`."""
+    """Runs of instructions, each of one line. Packed, since there are thousands of small tables."""
 
-    __slots__ = ("lines", "starts")
+    __slots__ = ("_runs",)
 
     def __init__(self, version: tuple[int, int], table: bytes, first_line: int) -> None:
-        self.starts = array("I")
-        self.lines = array("I")
         if version >= (3, 11):
-            self._parse_locations(table, first_line)
-        elif version == (3, 10):
-            self._parse_runs(table, first_line)
+            self._runs = _parse_locations(table, first_line)
+            return
+        runs = _Runs()
+        if version == (3, 10):
+            runs.parse_runs(table, first_line)
         else:
-            self._parse_lnotab(table, first_line)
+            runs.parse_lnotab(table, first_line)
+        self._runs = (runs.starts + runs.lines).tobytes()
 
     def line(self, offset: int) -> int:
         """The line of the instruction at `offset`, of the code before it where it has none; 0: not known."""
-        index = bisect_right(self.starts, max(offset, 0)) - 1
-        return self.lines[index] if index >= 0 else 0
+        runs = memoryview(self._runs).cast("I")  # first where they begin, then their lines
+        count = len(runs) // 2
+        index = bisect_right(runs, max(offset, 0), 0, count) - 1
+        return runs[count + index] if index >= 0 else 0
 
     @property
     def nbytes(self) -> int:
         """Memory of the runs."""
-        return len(self.starts) * self.starts.itemsize * 2
+        return len(self._runs)
+
+
+class _Runs:
+    """The runs of a table of CPython 3.9 or 3.10, while they are read."""
+
+    def __init__(self) -> None:
+        self.starts = array("I")
+        self.lines = array("I")
 
     def _add(self, start: int, line: int | None) -> None:
         """Begin a run unless it goes on with the same line; an instruction without line counts to the run
@@ -76,7 +91,7 @@ class LineTable:
             self.starts.append(start)
             self.lines.append(line)
 
-    def _parse_lnotab(self, table: bytes, line: int) -> None:
+    def parse_lnotab(self, table: bytes, line: int) -> None:
         address = 0
         self._add(0, line)
         for index in range(0, len(table) - 1, 2):
@@ -84,7 +99,7 @@ class LineTable:
             line += _signed(table[index + 1])
             self._add(address, line)
 
-    def _parse_runs(self, table: bytes, line: int) -> None:
+    def parse_runs(self, table: bytes, line: int) -> None:
         address = 0
         for index in range(0, len(table) - 1, 2):
             delta = _signed(table[index + 1])
@@ -96,28 +111,38 @@ class LineTable:
                     self._add(address, line)
             address += table[index] // 2
 
-    def _parse_locations(self, table: bytes, first_line: int) -> None:
-        """All entries at once: only their first bytes have bit 7 set."""
-        raw = np.frombuffer(table + b"\0" * _MAX_VARINT, np.uint8)
-        at = np.flatnonzero(raw >= 128)
-        if not len(at):
-            return
-        first = raw[at]
-        code = first >> 3 & 15
-        units = (first & 7).astype(np.int64) + 1
-        address = np.cumsum(units) - units
-        delta = np.where((code >= 10) & (code <= 12), code.astype(np.int64) - 10, 0)
-        long_form = np.flatnonzero((code == 13) | (code == 14))
-        if len(long_form):
-            delta[long_form] = _signed_varints(raw, at[long_form] + 1)
-        line = first_line + np.cumsum(delta)
-        # A run begins where the line changes; an instruction without line (15) counts to the one before.
-        keep = (code != 15) & (line > 0) & (line <= _MAX_LINE)
-        address, line = address[keep], line[keep]
-        begins = np.ones(len(line), bool)
-        begins[1:] = line[1:] != line[:-1]
-        self.starts = array("I", address[begins].astype(np.uint32).tobytes())
-        self.lines = array("I", line[begins].astype(np.uint32).tobytes())
+
+def _parse_locations(table: bytes, first_line: int) -> bytes:
+    """All entries at once: only their first bytes have bit 7 set. What the runs are, packed."""
+    raw = np.frombuffer(table + b"\0" * _MAX_VARINT, np.uint8)
+    at = np.flatnonzero(raw >= 128)
+    if not len(at):
+        return b""
+    first = raw[at]
+    code = first >> 3 & 15
+    units = (first & 7).astype(np.int64) + 1
+    address = np.cumsum(units) - units
+    delta = np.where((code >= 10) & (code <= 12), code.astype(np.int64) - 10, 0)
+    long_form = np.flatnonzero((code == 13) | (code == 14))
+    if len(long_form):
+        delta[long_form] = _signed_varints(raw, at[long_form] + 1)
+    line = first_line + np.cumsum(delta)
+    # A run begins where the line changes; an instruction without line (15) counts to the one before.
+    keep = (code != 15) & (line > 0) & (line <= _MAX_LINE)
+    address, line = address[keep], line[keep]
+    begins = np.ones(len(line), bool)
+    begins[1:] = line[1:] != line[:-1]
+    return np.concatenate([address[begins], line[begins]]).astype(np.uint32).tobytes()
+
+
+_Key = tuple[tuple[int, int], bytes, int]
+
+
+def _size_of(key: _Key, table: LineTable) -> int:
+    return _TABLE_BYTES + len(key[1]) + table.nbytes
+
+
+_shared: Recent[_Key, LineTable] = Recent(_MAX_SHARED, _MAX_SHARED_BYTES, _size_of)
 
 
 def _signed_varints(raw: NDArray[np.uint8], at: NDArray[np.int64]) -> NDArray[np.int64]:

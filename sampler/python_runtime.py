@@ -147,7 +147,7 @@ class _Image:
 
 
 _images: dict[object, _Image] = {}
-_MAX_IMAGES = 1024
+_MAX_IMAGES = 512
 
 
 def _image(pid: int, mapping: Mapping) -> _Image | None:

@@ -80,11 +80,14 @@ class Sources:
             raise GpuprofError(status.reason or "waits are not followed yet", status.hint, EXIT_UNAVAILABLE)
         watch(pid, TRACK_SELF * itself | TRACK_CHILDREN * children, WATCH_SECONDS)
 
-    def settle(self, seconds: float, least_wait_ns: int = 0) -> None:
-        """Have all that the stack reader knows up to now in the history, or wait for `seconds`."""
+    def settle(self, seconds: float, least_wait_ns: int = 0) -> int | None:
+        """Have all that the stack reader knows up to now in the history; where it took longer than `seconds`,
+        up to when what happened is there, None otherwise.
+        """
         reader = self._wait_reader()
-        if reader is not None:
-            reader.settle(seconds, least_wait_ns)
+        if reader is None or reader.settle(seconds, least_wait_ns):
+            return None
+        return reader.complete_ns
 
     def start(self) -> None:
         """Start all of them side by side, without waiting. Never raises."""

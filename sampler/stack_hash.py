@@ -8,6 +8,7 @@ so for all but sequences that repeat themselves in just the wrong way: about 2^-
 
 from __future__ import annotations
 
+import os
 import secrets
 
 import numpy as np
@@ -26,7 +27,6 @@ class StackHash:
     """The random words; they last as long as the hashes are compared."""
 
     def __init__(self, max_length: int) -> None:
-        self._random = np.random.default_rng(secrets.randbits(128))
         self._places = [self._words(max_length) | np.uint64(1) for _ in range(2)]
         self._values = [self._words(_FIRST_VALUES) for _ in range(2)]
         # 5 modulo 8: of the odd numbers those with the most different powers.
@@ -92,7 +92,8 @@ class StackHash:
         self._inverses = [_powers(pow(base, -1, 1 << 64), count + 1) for base in self._bases]
 
     def _words(self, count: int) -> U64:
-        return self._random.integers(0, 1 << 64, count, np.uint64)
+        """From the system: numpy's generators would be 2 MB to load."""
+        return np.frombuffer(bytearray(os.urandom(8 * count)), np.uint64)
 
 
 def _powers(base: int, count: int) -> U64:

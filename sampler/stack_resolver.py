@@ -27,8 +27,12 @@ from gpuprof.sampler.record_threads import RecordThreads, find_threads
 from gpuprof.sampler.stack_hash import Hashes, StackHash, keys_of
 from gpuprof.sampler.stack_parts import StackParts
 from gpuprof.snapshots.frames import FrameKind
+from gpuprof.snapshots.recent import Recent
 
 MAX_MERGED = 1 << 13  # kept twice: those in use, and those that were before
+MAX_MERGED_BYTES = 5 << 19  # the same of their memory; a stack of ordinary depth takes 500 bytes
+FORGET_NS = 30 * 10**9  # what is not seen for once to twice as long is let go of
+_STACK_BYTES = 280  # of a MergedStack without its frames, with its key and its place
 MAX_OUTER = 1024  # of a process
 MAX_OUTERS = 1 << 14  # different ones
 CHUNK_RECORDS = 2048  # at once: their columns stay in the processor's cache
@@ -98,6 +102,7 @@ class StackResolver:
         self._follower = follower
         self._kernel_symbols = KernelSymbols()
         self._known = KnownFrames(ids, self._kernel_symbols, follower.all)
+        self._next_age_ns = 0
         self.reset(ids)
 
     def reset(self, ids: FrameIds) -> None:
@@ -110,9 +115,15 @@ class StackResolver:
         self._forget_stacks()
 
     def _forget_stacks(self) -> None:
-        self._merged: dict[bytes, MergedStack] = {}
-        self._merged_before: dict[bytes, MergedStack] = {}
+        self._merged: Recent[bytes, MergedStack] = Recent(MAX_MERGED, MAX_MERGED_BYTES, _size_of)
         self._outers: dict[Outer, int] = {}  # a number for each
+        self._shared: dict[Outer, Outer] = {}  # those of stacks, which are alike in most
+
+    def tidy(self, now_ns: int) -> None:
+        """Let go of stacks that were not seen for a while; call it now and then."""
+        if now_ns >= self._next_age_ns:
+            self._next_age_ns = now_ns + FORGET_NS
+            self._merged.age()
 
     def prepare(self) -> None:
         """Load the kernel's symbols now rather than at the first kernel frame."""
@@ -121,7 +132,7 @@ class StackResolver:
     @property
     def nbytes(self) -> int:
         """About how much memory the caches take."""
-        return self._known.nbytes + 450 * (len(self._merged) + len(self._merged_before))
+        return self._known.nbytes + self._merged.nbytes
 
     def resolve(self, batch: Batch) -> ResolvedBatch:
         """The merged stack of every record."""
@@ -194,17 +205,16 @@ class StackResolver:
         outers: Sequence[Outer | None] | None = None,
     ) -> list[MergedStack]:
         """The merged stacks of the records `at` by their keys. `outers`: what is outside of broken ones."""
-        known = list(map(self._merged.get, keys))
+        known = self._merged.get_many(keys)
         if None not in known:
             return known  # type: ignore[return-value]
         for n, key in enumerate(keys):
             if known[n] is None:
-                stack = self._merged.get(key) or self._merged_before.get(key)
+                stack = self._merged.get(key)  # it may have come a moment ago
                 if stack is None:
                     stack = self._merge(records, at[n], outers[n] if outers is not None else None)
-                if len(self._merged) >= MAX_MERGED:
-                    self._merged_before, self._merged = self._merged, {}
-                known[n] = self._merged[key] = stack
+                    self._merged.put(key, stack)
+                known[n] = stack
         return known  # type: ignore[return-value]
 
     def _find_broken(self, records: _Records, hashes: Hashes, broken: NDArray[np.bool_]) -> list[MergedStack]:
@@ -280,7 +290,19 @@ class StackResolver:
             # The outermost Python frame was seen in a complete stack: what is outside of it is the same.
             frames.extend(outer)
         frames.reverse()
-        return MergedStack(frames.tobytes(), whole and not lost, merged.outer)
+        return MergedStack(frames.tobytes(), whole and not lost, self._share(merged.outer))
+
+    def _share(self, outer: Outer | None) -> Outer | None:
+        """The one that is kept of all that are alike."""
+        if outer is None:
+            return None
+        if len(self._shared) >= MAX_OUTERS:
+            self._shared.clear()
+        return self._shared.setdefault(outer, outer)
+
+
+def _size_of(_: bytes, stack: MergedStack) -> int:
+    return _STACK_BYTES + len(stack.packed)
 
 
 def _groups(codes: Sequence[int], hosts: Sequence[int], by_host: bool) -> list[Group]:

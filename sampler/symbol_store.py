@@ -18,7 +18,7 @@ from gpuprof.sampler.symbols import BinarySymbols
 MAX_BINARIES = 384
 MAX_ARRAY_BYTES = 16 << 20  # libtorch_cpu has 6 MB
 _READ_BYTES = 256 << 10  # reading so much of tables has left holes
-_TRIM_EVERY_NS = 60 * 10**9  # so do processes and stacks that come and go
+_TRIM_EVERY_NS = 5 * 10**9  # so do processes and stacks that come and go: 1 ms then gives 5 MB back
 
 
 class SymbolStore:

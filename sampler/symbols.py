@@ -19,6 +19,7 @@ from gpuprof.sampler.function_index import FunctionIndex
 from gpuprof.sampler.symbol_table import SymbolTable
 
 MAX_DEBUGDATA_BYTES = 64 << 20
+MAX_NAMED = 8192  # functions whose names are kept, some 250 bytes each; they are in the file
 DEBUG_ROOT = "/usr/lib/debug/.build-id"
 
 
@@ -83,7 +84,7 @@ class BinarySymbols:
             start = table.start(index)
             symbol = self._by_start.get(start)
             if symbol is None:
-                symbol = self._by_start[start] = Symbol(self._name_of(index), start)
+                symbol = self._keep(Symbol(self._name_of(index), start))
             return symbol, min(end, table.reach(index))
         symbol, function_end = self._unnamed(address)
         return symbol, min(end, function_end)
@@ -201,8 +202,14 @@ class BinarySymbols:
         start, end = function
         symbol = self._by_start.get(start)
         if symbol is None:
-            symbol = self._by_start[start] = Symbol(f"{self.name}!{start:#x}", start, known=False)
+            symbol = self._keep(Symbol(f"{self.name}!{start:#x}", start, known=False))
         return symbol, end
+
+    def _keep(self, symbol: Symbol) -> Symbol:
+        if len(self._by_start) >= MAX_NAMED:
+            self._by_start.clear()
+        self._by_start[symbol.start] = symbol
+        return symbol
 
     def _function(self, address: int) -> tuple[int, int] | None:
         try:

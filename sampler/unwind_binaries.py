@@ -28,7 +28,7 @@ from gpuprof.sampler.table_space import TableSpace
 from gpuprof.sampler.unwind_rules import RuleTable
 
 MAX_EH_FRAME_BYTES = 64 << 20
-MAX_UNUSED = 1024  # binaries that are kept although no process uses them
+MAX_UNUSED = 512  # binaries that are kept although no process uses them
 ROWS_PER_BLOCK = 16
 TABLE_FULL = "the unwind table is full"
 _CHUNK = 1 << 18  # rows at a time, which bounds our own memory

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuprof.bpf.wait_programs import COUNTS_TWICE
+
 TARGET_SHARE = 0.01  # of a core
 WINDOW_NS = 250_000_000
 COST_HALF_LIFE_NS = 1_000_000_000  # of what a wait cost before
@@ -104,6 +106,7 @@ class WaitBudget:
         if len(waits):
             ns = np.maximum(waits["time_ns"].astype(np.float64) - waits["extra"].astype(np.float64), 1.0)
             weight = np.maximum(waits["threshold_ns"] / ns, 1.0)
+            weight *= np.where((weight > 1) & (waits["waker_flags"] & COUNTS_TWICE > 0), 2.0, 1.0)
             self._parts.append((waits["pid"].astype(np.int64), ns, weight))
         self._count += len(waits)
         self._cpu_s += cpu_s

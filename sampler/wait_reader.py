@@ -77,6 +77,7 @@ class WaitReader:
             deque()
         )  # stacks of earlier waits that are to be named
         self._next_lasting_ns = self._next_take_ns = self._turn = 0
+        self.taken_ns = 0  # what ended up to then was taken
         self._taken: _Taken | None = None
 
     @property
@@ -118,6 +119,7 @@ class WaitReader:
         is told before the first stack that needs it, and only once.
         """
         if not self.programs.begun:
+            self.taken_ns = now_ns
             return
         # What a process is made of is read while it lives, so waits of a young one do not lie about.
         hurry = least_ns is not None or self._follower.hurry_ns > now_ns
@@ -131,6 +133,7 @@ class WaitReader:
         began_s = time.thread_time()
         batch, waits = self.programs.read()
         self._spent_s += time.thread_time() - began_s
+        self.taken_ns = now_ns
         self._next_take_ns = now_ns + (TOGETHER_NS if len(waits) <= FEW else 0)
         self._taken = _Taken(batch, waits, running, until_ns, least_ns)
 
@@ -227,13 +230,13 @@ class WaitReader:
             stack, by_thread = self._stacks.ids_of(records, rows.kind == WaitKind.RUNNABLE, tables, frame_ids)
             thread = self._threads_of(
                 tables, records["pid"], records["tid"], records["start_ns"], records["comm"], records["uid"],
-                rows.end_ns,
+                rows.end_ns, records["extra"],
             )  # fmt: skip
             waker = np.full(len(records), NO_THREAD, np.uint32)
             woken = records[by_thread]
             waker[by_thread] = self._threads_of(
                 tables, woken["waker_pid"], woken["waker_tid"], woken["waker_start_ns"], woken["waker_comm"],
-                woken["uid"], rows.end_ns[by_thread],
+                woken["uid"], rows.end_ns[by_thread], woken["woken_ns"],
             )  # fmt: skip
             self._history.add_waits(
                 rows.start_ns, rows.end_ns, thread, stack, waker, rows.weight, rows.kind, tables=tables
@@ -249,16 +252,17 @@ class WaitReader:
         comm: NDArray[np.bytes_],
         uid: NDArray[np.uint32],
         time_ns: NDArray[np.uint64],
+        named_ns: NDArray[np.uint64],
     ) -> NDArray[np.uint32]:
-        """The id of each thread; distinct ones are looked up once, of two names of a thread the later one
-        last: it stays.
-        """
+        """The id of each thread, which had its name at `named_ns`; distinct ones are looked up once."""
         keys = np.zeros(len(pid), [("pid", "<u4"), ("tid", "<u4"), ("start_ns", "<u8"), ("comm", "S16")])
         keys["pid"], keys["tid"], keys["start_ns"], keys["comm"] = pid, tid, start_ns, comm
         _, first, inverse = np.unique(keys.view(f"V{keys.itemsize}"), return_index=True, return_inverse=True)
         inverse = inverse.reshape(-1)
         found = np.zeros(len(first), np.uint32)
-        for n in by_latest(inverse, time_ns, len(first)).tolist():
+        last_ns = np.zeros(len(first), np.uint64)
+        np.maximum.at(last_ns, inverse, named_ns)
+        for n in by_latest(inverse, named_ns, len(first)).tolist():
             index = int(first[n])
             name = bytes(comm[index])
             process = self._follower.get(
@@ -266,5 +270,5 @@ class WaitReader:
                 uid=int(uid[index]), comm=name,
             )  # fmt: skip
             process.last_seen_ns = max(process.last_seen_ns, int(time_ns[index]))
-            found[n] = self._threads.get(tables, process, int(tid[index]), name)
+            found[n] = self._threads.get(tables, process, int(tid[index]), name, int(last_ns[n]))
         return found[inverse]

@@ -1,7 +1,8 @@
 """Turns waits as the kernel side sends them into rows: from the switch-out to the wake a thread was blocked,
 from there to the switch-in it was ready and not scheduled.
 
-A wait of at least its threshold is always sent, a shorter one with probability duration / threshold, and
+A wait of at least its threshold is always sent, a shorter one with probability duration / threshold, so that
+those of one thread together are told to within a threshold (bpf/wait_choice.bpf.h), and
 where threads wait very often those under UNWALKED_NS only if theirs is the one switch-out in `weight` whose
 stack was taken; the reciprocal of the product is the row's weight, so that sums over rows are unbiased. A
 wait that lasts is written in pieces, so that it is seen before it ends.
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuprof.bpf.wait_programs import UNWALKED_NS
+from gpuprof.bpf.wait_programs import COUNTS_TWICE, UNWALKED_NS
 from gpuprof.snapshots.frames import WaitKind
 
 MAX_WAIT_NS = 1 << 60
@@ -42,6 +43,7 @@ def weights_of(waits: NDArray[np.void], end_ns: NDArray[np.uint64]) -> NDArray[n
     duration = np.maximum(end_ns.astype(np.float64) - waits["extra"].astype(np.float64), 1.0)
     shorter = np.maximum(waits["threshold_ns"].astype(np.float64) / duration, 1.0)
     of_walks = np.where(duration < UNWALKED_NS, np.maximum(waits["weight"], 1), 1)
+    shorter *= np.where((shorter > 1) & (waits["waker_flags"] & COUNTS_TWICE > 0), 2, 1)
     found: NDArray[np.float32] = (of_walks * shorter).astype(np.float32)
     return found
 

@@ -20,7 +20,7 @@ from gpuprof.snapshots import chunks, file_lock
 from gpuprof.snapshots.columns import RowLog
 from gpuprof.snapshots.errors import FileError
 from gpuprof.snapshots.file_reader import Opened, read_snapshot
-from gpuprof.snapshots.frames import Frame, GpuWork, Hello, Readings, Samples, Waits
+from gpuprof.snapshots.frames import Frame, GpuWork, Hello, Readings, Samples, Status, Waits
 from gpuprof.snapshots.history import History
 from gpuprof.snapshots.names import clean
 from gpuprof.snapshots.new_file import create
@@ -66,6 +66,7 @@ class SnapshotWriter:
         self._closed = False
         self._start_ns: int | None = None  # of the recording, where that is known
         self._end_ns: int | None = None
+        self._told: Status | None = None  # the last status that is in the file
         self._rows: tuple[int, int] | None = None  # [start, end) of all rows in the file
         file_lock.mark_written(self._fd)
         self._write_all(chunks.file_header() + chunks.span_chunk())
@@ -189,7 +190,9 @@ class SnapshotWriter:
         if self._index:
             start, end = max(entry[3] for entry in self._index), self._end_ns
             if end is None or end <= start:
-                return
+                if self._history.status is self._told:
+                    return
+                end = start  # what was said last, such as why the end lacks something, is in the file, too
         else:
             start = self._history.hello.mono_ns if self._start_ns is None else self._start_ns
             end = max(self._end_ns or 0, start)
@@ -218,6 +221,7 @@ class SnapshotWriter:
 
     def _write_chunk(self, start_ns: int, end_ns: int, *, even_empty: bool = False) -> None:
         frames = list(self._history.frames_between(start_ns, end_ns, by_end=True))
+        told = self._history.status
         samples = sum(len(frame.time_ns) for frame in frames if isinstance(frame, Samples))
         readings = sum(len(frame.value) for frame in frames if isinstance(frame, Readings))
         work = sum(len(frame.start_ns) for frame in frames if isinstance(frame, GpuWork))
@@ -230,6 +234,7 @@ class SnapshotWriter:
         chunk = chunks.pack_chunk(chunks.DATA, chunks.pack_frames(frames), start_ns, end_ns)
         offset = self._offset
         self._write_all(chunk)
+        self._told = told
         self._index.append((offset, len(chunk), start_ns, end_ns, samples, readings, work, waits, ranges))
         rows = [self._rows] if self._rows is not None else []
         rows += [extent for frame in frames if (extent := _extent(frame)) is not None]

@@ -3,15 +3,16 @@ recursion.
 
 Tree: root -> process -> [thread] -> frames. The fold is in three steps: weights by (group, stack), where a
 group is a process or a thread; sums for all callers, from the deepest level up; and, where rows come from
-several generations of tables, a merge by names from the top down. hiding.py then takes internal rows
-out, process_groups.py merges small processes of one name, and tree.py cuts and orders the result.
+several generations of tables, a merge by names from the top down (tree_parts.py). hiding.py then takes
+internal rows out, process_groups.py merges small processes of one name, and tree.py cuts and orders the
+result.
 Where weights are estimates, their variances are summed along with them (estimates.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,13 +21,14 @@ from gpuprof.snapshots.columns import Array, Rows
 from gpuprof.snapshots.estimates import Groups, Sampled
 from gpuprof.snapshots.frames import NOT_SEEN, STACK_NOT_TAKEN, UNMATCHED_LAUNCH, FrameKind, Query, Tree
 from gpuprof.snapshots.levels import Pairs, compact, summed
-from gpuprof.snapshots.table_view import TablesView, TaggedRows, frame_label
+from gpuprof.snapshots.row_labels import Labels
+from gpuprof.snapshots.table_view import TablesView, TaggedRows
 from gpuprof.snapshots.time_share import Clustered
+from gpuprof.snapshots.tree_nodes import Nodes
+from gpuprof.snapshots.tree_parts import Level, Part, joined
 
 __all__ = [
     "Folded",
-    "Label",
-    "Nodes",
     "Weighed",
     "by_tables",
     "compact",
@@ -38,27 +40,7 @@ __all__ = [
     "tree_of",
 ]
 
-Label = tuple[str, str, str, int, int]  # name, file, binary, line, kind
-_GPU_KERNELS = {FrameKind.GPU_KERNEL, FrameKind.GPU_COMM}
 _NOT_CUT_SHORT = {UNMATCHED_LAUNCH, STACK_NOT_TAKEN, NOT_SEEN}  # outermost frames that say something else
-
-
-@dataclass(slots=True)
-class Nodes:
-    """A tree as columns, parents before children: node 0 is the root and its own parent; `label` indexes
-    `labels`. `estimated` marks the rows whose total is not exact, `variance` is that of the total (both None:
-    all is exact). `bytes`: moved by the copies below (None: none).
-    """
-
-    parent: Array
-    label: Array
-    depth: Array
-    self_weight: Array
-    total_weight: Array
-    labels: list[Label]
-    variance: Array | None = None
-    estimated: Array | None = None
-    bytes: Array | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +81,9 @@ def folded(parts: Iterable[Weighed], *, by_thread: bool, merge: bool = False) ->
 
     `merge`: equal paths may have different stack ids (grafts.py), and are to be one row.
     """
-    labels = _Labels()
+    labels = Labels()
     levels = [_fold(rows, by_thread=by_thread, labels=labels) for rows in parts if len(rows)]
-    nodes = _joined(levels, labels, merge=merge)
+    nodes = joined(levels, labels, merge=merge)
     return Folded(nodes, labels.people, _truncated(nodes, 2 if by_thread else 1))
 
 
@@ -191,40 +173,7 @@ def _u32(numbers: list[int]) -> Array:
 # ------------------------------------------------------------------------------------------------------- fold
 
 
-@dataclass(slots=True)
-class _Labels:
-    """Labels of tree rows, each once; the same across generations."""
-
-    items: list[Label] = field(default_factory=lambda: [("all", "", "", 0, int(FrameKind.ROOT))])
-    ids: dict[object, int] = field(default_factory=dict)
-    people: dict[int, str] = field(default_factory=dict)  # names of processes and threads, by label
-
-    def of(self, label: Label, key: object = None) -> int:
-        key = label if key is None else key
-        found = self.ids.get(key)
-        if found is None:
-            found = self.ids[key] = len(self.items)
-            self.items.append(label)
-        return found
-
-
-@dataclass(slots=True)
-class _Level:
-    """The rows of one depth. `parent` indexes the level above."""
-
-    parent: Array
-    label: Array
-    self_weight: Array
-    total_weight: Array
-    variance: Array | None = None
-    estimated: Array | None = None
-    bytes: Array | None = None
-
-
-_Part = list[_Level]  # level 0: processes; then threads, where asked for; then frames
-
-
-def _fold(rows: Weighed, *, by_thread: bool, labels: _Labels) -> _Part:
+def _fold(rows: Weighed, *, by_thread: bool, labels: Labels) -> Part:
     """Return the levels of the tree of these rows, from the processes down."""
     view, thread, stack, weight = rows.view, rows.thread, rows.stack, rows.weight
     sampled = rows.sampled if rows.sampled is not None and len(rows.sampled) else None
@@ -244,12 +193,12 @@ def _fold(rows: Weighed, *, by_thread: bool, labels: _Labels) -> _Part:
         own_variance = np.zeros(len(stack))
         own_variance[: len(rows.thread)] = rows.variance
     levels = summed(view, len(groups), group_of_row, stack, weight, more=own_variance)
-    frame_labels = _frame_labels(view, levels, labels)
-    part: _Part = []
+    frame_labels = labels.of_frames(view, levels)
+    part: Part = []
     for depth, level in enumerate(levels):
         label = frame_labels[view.frame[level.node]] if depth else level.group  # level 0 is relabelled below
         varies = None if level.more is None else level.more > 0
-        part.append(_Level(level.parent, label, level.self_weight, level.total_weight, level.more, varies))
+        part.append(Level(level.parent, label, level.self_weight, level.total_weight, level.more, varies))
     if rows.bytes is not None and rows.bytes.any():
         _add_bytes(view, levels, part, group_of_row, stack, moved=rows.bytes)
     process_variance = part[0].variance
@@ -265,11 +214,9 @@ def _fold(rows: Weighed, *, by_thread: bool, labels: _Labels) -> _Part:
     if by_thread:
         owners, of_group = np.unique(view.thread_process[groups], return_inverse=True)
         part[0].parent = of_group.astype(np.intp)[levels[0].group]
-        part[0].label = np.array(
-            [_thread_label(view, int(groups[g]), labels) for g in levels[0].group], np.intp
-        )
+        part[0].label = np.array([labels.of_thread(view, int(groups[g])) for g in levels[0].group], np.intp)
         sums = np.bincount(part[0].parent, part[0].total_weight, len(owners))
-        processes = _Level(np.zeros(len(owners), np.intp), owners, np.zeros(len(owners)), sums)
+        processes = Level(np.zeros(len(owners), np.intp), owners, np.zeros(len(owners)), sums)
         if process_variance is not None:
             processes.variance = np.bincount(part[0].parent, process_variance, len(owners))
             processes.estimated = ~(processes.variance == 0)
@@ -279,13 +226,13 @@ def _fold(rows: Weighed, *, by_thread: bool, labels: _Labels) -> _Part:
         ids = owners
     else:
         ids = groups[levels[0].group]
-    part[0].label = np.array([_process_label(view, int(index), labels) for index in ids], np.intp)
+    part[0].label = np.array([labels.of_process(view, int(index)) for index in ids], np.intp)
     part[0].parent = np.zeros(len(ids), np.intp)
     return part
 
 
 def _sampled_variance(
-    view: TablesView, levels: list[Pairs], part: _Part, sampled: Sampled, people: Array
+    view: TablesView, levels: list[Pairs], part: Part, sampled: Sampled, people: Array
 ) -> None:
     """Add to the levels the variance of what was divided by samples. `people`: the process or thread of each
     sampled row, as the index that the levels have.
@@ -310,7 +257,7 @@ def _sampled_variance(
 
 
 def _add_bytes(
-    view: TablesView, levels: list[Pairs], part: _Part, people: Array, stack: Array, *, moved: Array
+    view: TablesView, levels: list[Pairs], part: Part, people: Array, stack: Array, *, moved: Array
 ) -> None:
     """Give the levels the bytes that rows have moved. `people`: the group of each row, as of the levels."""
     copies = np.flatnonzero(moved)
@@ -321,111 +268,9 @@ def _add_bytes(
         made.bytes = np.bincount(place, below.total_weight, len(at.node))
 
 
-def _add_variance(level: _Level, variance: Array, marked: Array) -> None:
+def _add_variance(level: Level, variance: Array, marked: Array) -> None:
     level.variance = variance if level.variance is None else level.variance + variance
     level.estimated = marked if level.estimated is None else level.estimated | marked
-
-
-def _frame_labels(view: TablesView, levels: list[Pairs], labels: _Labels) -> Array:
-    """Return the label of every frame that the levels use, by frame id."""
-    used = np.zeros(len(view.frame_line), np.bool_)
-    for level in levels[1:]:
-        used[view.frame[level.node]] = True
-    found = np.zeros(len(used), np.intp)
-    for frame in np.flatnonzero(used).tolist():
-        label = frame_label(view, frame)
-        # Kernels of one short name are one row, which shows the full name of the first.
-        key = ("kernel", label[0], label[2], label[4]) if label[4] in _GPU_KERNELS else None
-        found[frame] = labels.of(label, key)
-    return found
-
-
-def _process_label(view: TablesView, index: int, labels: _Labels) -> int:
-    process = view.processes[index]
-    inside = f", {process.container_pid} in its container" if process.container_pid is not None else ""
-    label = (f"{process.name} ({process.pid}{inside})", "", "", 0, int(FrameKind.PROCESS))
-    number = labels.of(label, ("process", process.pid, process.start_ns))
-    labels.people[number] = process.name
-    return number
-
-
-def _thread_label(view: TablesView, index: int, labels: _Labels) -> int:
-    thread = view.threads[index]
-    number = labels.of((f"{thread.name} ({thread.tid})", "", "", 0, int(FrameKind.THREAD)))
-    labels.people[number] = thread.name
-    return number
-
-
-# ------------------------------------------------------------------------------------------------------- join
-
-
-def _joined(parts: list[_Part], labels: _Labels, *, merge: bool = False) -> Nodes:
-    """Merge parts from the top down: rows with the same label under the same parent are one. Adds the
-    root.
-    """
-    root = np.zeros(1, np.intp)
-    weight = sum((float(part[0].total_weight.sum()) for part in parts), 0.0)
-    columns: list[tuple[Array, Array, int, Array, Array]] = [(root, root, 0, np.zeros(1), np.full(1, weight))]
-    exact = all(level.variance is None for part in parts for level in part)
-    spread = sum((float(part[0].variance.sum()) for part in parts if part[0].variance is not None), 0.0)
-    variances, marks = [np.full(1, spread)], [np.full(1, spread != 0)]
-    moved = [np.full(1, sum(float(part[0].bytes.sum()) for part in parts if part[0].bytes is not None))]
-    positions: list[Array] = [root] * len(parts)  # for each part, where the rows of its last level went
-    first = 0  # number of the first row of the last level
-    for depth in range(max(map(len, parts), default=0)):
-        here = [(index, part[depth]) for index, part in enumerate(parts) if depth < len(part)]
-        parents = np.concatenate([positions[index][level.parent] for index, level in here])
-        own = np.concatenate([level.self_weight for _, level in here])
-        total = np.concatenate([level.total_weight for _, level in here])
-        label = np.concatenate([level.label for _, level in here])
-        variance, marked = _estimated([level for _, level in here])
-        bytes_moved = np.concatenate(
-            [np.zeros(len(level.label)) if level.bytes is None else level.bytes for _, level in here]
-        )
-        if len(parts) == 1 and not merge:
-            inverse = np.arange(len(label))
-            merged_parent, merged_label = parents, label
-        else:
-            keys = (parents - first).astype(np.int64) * len(labels.items) + label
-            merged, inverse = np.unique(keys, return_inverse=True)
-            inverse = inverse.reshape(-1)
-            merged_parent, merged_label = np.divmod(merged, len(labels.items))
-            merged_parent = merged_parent + first
-            own = np.bincount(inverse, own, len(merged))
-            total = np.bincount(inverse, total, len(merged))
-            variance = np.bincount(inverse, variance, len(merged))
-            marked = np.bincount(inverse, marked, len(merged)) > 0
-            bytes_moved = np.bincount(inverse, bytes_moved, len(merged))
-        moved.append(bytes_moved)
-        variances.append(variance)
-        marks.append(marked)
-        first += len(columns[-1][0])
-        columns.append((merged_parent, merged_label, depth + 1, own, total))
-        at = 0
-        for index, level in here:
-            positions[index] = first + inverse[at : at + len(level.label)]
-            at += len(level.label)
-    return Nodes(
-        np.concatenate([column[0] for column in columns]),
-        np.concatenate([column[1] for column in columns]),
-        np.concatenate([np.full(len(column[0]), column[2], np.intp) for column in columns]),
-        np.concatenate([column[3] for column in columns]),
-        np.concatenate([column[4] for column in columns]),
-        labels.items,
-        None if exact else np.concatenate(variances),
-        None if exact else np.concatenate(marks),
-        np.concatenate(moved) if moved[0][0] > 0 else None,
-    )
-
-
-def _estimated(levels: Sequence[_Level]) -> tuple[Array, Array]:
-    """Return the variances and the marks of the rows of several levels, one after the other."""
-    variances = [np.zeros(len(level.label)) if level.variance is None else level.variance for level in levels]
-    marks = [
-        np.zeros(len(level.label), np.bool_) if level.estimated is None else level.estimated
-        for level in levels
-    ]
-    return np.concatenate(variances), np.concatenate(marks)
 
 
 def is_cut_short(view: TablesView, function: int) -> bool:

@@ -18,7 +18,7 @@ from gpuprof.snapshots.internal_rows import internal_rows
 from gpuprof.snapshots.preorder import Bools, Ints
 
 if TYPE_CHECKING:
-    from gpuprof.snapshots.fold import Nodes
+    from gpuprof.snapshots.tree_nodes import Nodes
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from gpuprof.snapshots.timerange import duration_text
 
 _MAX_NAMED = 8  # devices of which a summary names the cause
 _LAUNCH_SHARE = 1 / 3  # of the idle time inside launch calls, from which launching holds the device up
+_LONG_NS = 100_000  # no launch takes so long: kernels of this length and more keep a device busy meanwhile
 _TINY_NS = 10_000  # kernels and gaps so short, launched one after the other, are bound by launching too
 _TINY_GAP_NS = 50_000
 _TINY_SHARE = 0.1
@@ -129,6 +130,8 @@ def _sentence(
         if _launch_bound(device, found):
             mean = duration_text(round(device.kernel_ns / max(device.kernels, 1)))
             state = f"launch-bound: launching kernels of {mean} each"
+        elif found.on_cpu and found.launching >= _LAUNCH_SHARE:
+            state = f"{state}, in launch calls"
         if not found.known and not with_waits:
             state += " (no waits are recorded)"
         said.append(f"{share} in {found.frame}, {state}" if found.frame else f"{share} {state}")
@@ -151,6 +154,8 @@ def _launch_bound(device: DeviceIdle, found: Telling) -> bool:
     if not found.on_cpu or not device.kernels:
         return False
     mean_ns = device.kernel_ns / device.kernels
+    if mean_ns >= _LONG_NS:
+        return False
     gap_ns = device.idle.total_ns / max(len(device.idle), 1)
     tiny = mean_ns <= _TINY_NS and gap_ns <= _TINY_GAP_NS and found.launching >= _TINY_SHARE
     return found.launching >= _LAUNCH_SHARE or tiny

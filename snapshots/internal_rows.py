@@ -22,7 +22,7 @@ from gpuprof.snapshots.frames import FrameKind
 from gpuprof.snapshots.preorder import Bools
 
 if TYPE_CHECKING:
-    from gpuprof.snapshots.fold import Nodes
+    from gpuprof.snapshots.tree_nodes import Nodes
 
 # File names of the interpreter: python3.12, python3.13t, python3-dbg, libpython3.12.so.1.0
 _INTERPRETER = re.compile(r"(lib)?python(\d[\d.]*[dmtu]*(-\w+)?)?(\.so(\.[\d.]+)?)?( \(deleted\))?")

@@ -21,7 +21,7 @@ from gpuprof.snapshots.columns import Array
 from gpuprof.snapshots.frames import FrameKind
 
 if TYPE_CHECKING:
-    from gpuprof.snapshots.fold import Nodes
+    from gpuprof.snapshots.tree_nodes import Nodes
 
 _COUNTED = re.compile(r"(.*) \(\d+ (processes|threads)\)", re.DOTALL)
 _MANY = 20  # processes of one name, each below the next, that are one row even where each could be shown

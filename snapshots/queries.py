@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 _TREES = {"cpu": "CPU samples", "gpu": "GPU time", "idle": "GPU idle time", "offcpu": "off-CPU time"}
 _WAITS_HINT = (
-    "Waits are recorded, by a sampler that runs as root, of the processes that use a GPU and of workloads "
-    "started with `gpuprof-tui run -- CMD`, with their children."
+    "Waits are recorded, by a sampler that runs as root, of the processes that use a GPU, of the command of "
+    "`gpuprof-tui record -o FILE -- CMD`, and of what --offcpu-pid PID or --offcpu-all picks."
 )
 _CPU_HINT = "The tree of CPU samples is --tree cpu."
 

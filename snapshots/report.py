@@ -23,16 +23,17 @@ from gpuprof.snapshots.report_rates import rate_lines, rates_between
 from gpuprof.snapshots.report_sources import sources_between
 from gpuprof.snapshots.timerange import duration_text, parse_range, wall_text
 
-__all__ = ["json_report", "json_text", "parse_range", "text_report"]
+__all__ = ["json_report", "json_text", "nothing_there", "parse_range", "text_report"]
 
 TEXT_MIN_FRACTION = 0.005  # of the whole: what is smaller does not help a reader of plain text
 _DEFAULT_WIDTH = 100
 _BAR_CELLS = 12
-_NOTHING = {
-    "cpu": "No CPU stack was sampled in this range.",
-    "gpu": "No GPU work ran in this range.",
-    "idle": "No GPU was seen idle in this range.",
-    "offcpu": "No thread that is watched waited in this range.",
+_SAME_SHARE = 0.9  # an only child of so much of its parent stands right under it
+_NOTHING = {  # {}: whose, where that is filtered
+    "cpu": "No CPU stack{} was sampled in this range.",
+    "gpu": "No GPU work{} was seen in this range.",
+    "idle": "No thread{} fed a GPU that was idle in this range.",
+    "offcpu": "No thread{} that is watched waited in this range.",
 }
 _AMOUNTS = {"gpu": "of GPU time", "idle": "of idle GPU time", "offcpu": "of waiting by threads"}
 _BELOW = {"cpu": "calls", "gpu": "launches", "idle": "was doing meanwhile", "offcpu": "waited in"}
@@ -69,7 +70,7 @@ def text_report(
     lines += gpu_lines(history, query.start_ns, query.end_ns)
     lines = [part for line in lines for part in _wrapped(line, columns)]
     lines += gpu_charts(history, query.start_ns, query.end_ns, columns)
-    lines += ["", *_tree_lines(tree, columns)]
+    lines += ["", *_tree_lines(query, tree, columns)]
     return "\n".join(line.rstrip() for line in lines)
 
 
@@ -124,17 +125,17 @@ def _header(history: History, query: Query, tree: Tree) -> Iterator[str]:
         yield f"truncated {what} ({share:.1f} %)"
 
 
-def _tree_lines(tree: Tree, columns: int) -> Iterator[str]:
-    """Yield a line per row. A row is set in only where its parent has several children, so that deep stacks
-    fit.
+def _tree_lines(query: Query, tree: Tree, columns: int) -> Iterator[str]:
+    """Yield a line per row. A row is set in only where its parent has several children, or has much that is
+    not this row's, so that deep stacks fit and no row seems to stand beside the one that it is part of.
     """
     total = float(tree.total_weight[0])
     if not total:
-        yield _NOTHING.get(tree.tree, "There is nothing in this range.")
+        yield nothing_there(query)
         return
     in_samples = tree.unit == "samples"
     what = _AMOUNTS.get(tree.tree, "")
-    amount = f"{total:.0f} CPU samples" if in_samples else f"{duration_text(round(total))} {what}"
+    amount = f"{total:,.0f} CPU samples" if in_samples else f"{duration_text(round(total))} {what}"
     yield fit(f"{amount}; each row with all that it {_BELOW.get(tree.tree, 'calls')}", columns)
     estimates = bool(tree.estimated.any())
     rows = list(trees.rows(tree))
@@ -144,7 +145,9 @@ def _tree_lines(tree: Tree, columns: int) -> Iterator[str]:
     inset = [0] * len(rows)
     for row, parent in zip(rows, tree.parent.tolist(), strict=True):
         if row.index:
-            inset[row.index] = inset[parent] + (1 if rows[parent].children > 1 or parent == 0 else 0)
+            above = rows[parent]
+            whole = above.children == 1 and row.total_weight >= _SAME_SHARE * above.total_weight
+            inset[row.index] = inset[parent] + (0 if whole and parent else 1)
         lead = min(inset[row.index], max((columns - 40) // 2, 4))
         share = row.total_weight / total
         time = "" if in_samples else f"{duration_text(round(row.total_weight)):>8} "
@@ -154,6 +157,13 @@ def _tree_lines(tree: Tree, columns: int) -> Iterator[str]:
         sign = "~" if row.estimated else ""
         head = f"{f'{sign}{100 * share:.1f}':>{6 if estimates else 5}} % {time}{_bar(share)} {'  ' * lead}"
         yield head + _label(row, columns - width(head))
+
+
+def nothing_there(query: Query) -> str:
+    """Return what is said where a tree has no rows."""
+    pids = ", ".join(map(str, query.pids))
+    of = f" of {'pids' if len(query.pids) > 1 else 'pid'} {fit(pids, 60)}" if pids else ""
+    return _NOTHING.get(query.tree, "There is nothing{} in this range.").format(of)
 
 
 def _bar(share: float) -> str:

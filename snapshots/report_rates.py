@@ -44,7 +44,7 @@ def rates_between(history: History, names: Sequence[str], start_ns: int, end_ns:
     missing = [name for name in names if not any(entry["name"] == name for entry in found)]
     if missing:
         raise GpuprofError(
-            f"nothing that is called {clean(missing[0], 80)} was done in this range",
+            f"nothing that is called “{clean(missing[0], 80)}” was done in this range",
             "Work rates are those of kernels, of NVTX ranges, and of functions that launched work (--tree "
             "gpu has their names). How often another function was called, samples cannot tell.",
             EXIT_USAGE,

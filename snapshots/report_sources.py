@@ -32,6 +32,7 @@ class SourceFound:
     hint: str
     rows: int
     counts: dict[str, int]
+    elsewhere: str = ""  # of what has no rows here: where it has some
 
     @property
     def unit(self) -> str:
@@ -41,6 +42,8 @@ class SourceFound:
     def line(self) -> str:
         """Return the source as a line of text."""
         rows = [f"{self.rows:,} {self.unit}"] if self.rows else []
+        if not rows and self.state == "ok":  # or it looks as if they were there and are not told
+            rows = [f"no {self.unit.replace(' and ', ' or ')}{self.elsewhere}"]
         counts = [f"{self.counts[name]:,} {name}" for name in COUNTS if self.counts[name] or name == "lost"]
         reason = f": {self.reason}" if self.reason else ""
         hint = f" ({self.hint})" if self.hint and self.state != "ok" else ""
@@ -71,9 +74,34 @@ def sources_between(history: History, start_ns: int, end_ns: int) -> list[Source
         if name in counts:
             counts[name]["truncated"] = _cut_short(log)
     return [
-        SourceFound(s.name, s.state, s.reason, s.hint, rows.get(s.name, s.samples), counts[s.name])
+        SourceFound(
+            s.name, s.state, s.reason, s.hint, rows.get(s.name, s.samples), counts[s.name],
+            _elsewhere(history, s.name, start_ns, end_ns) if not rows.get(s.name, s.samples) else "",
+        )
         for s in status.sources
-    ]
+    ]  # fmt: skip
+
+
+def _elsewhere(history: History, source: str, start_ns: int, end_ns: int) -> str:
+    """Return where the rows of a source are that lie nearest to a range without any; "" where none are."""
+    reads = {
+        "cpu": (history.samples_between, "time_ns"),
+        "gpu": (history.gpu_work_between, "start_ns"),
+        "offcpu": (history.waits_between, "start_ns"),
+    }
+    if source not in reads:
+        return ""
+    read, column = reads[source]
+    first_ns, last_ns = history.span
+    after = [part.columns[column] for _, part in read(min(end_ns, last_ns), last_ns)]
+    before = [part.columns[column] for _, part in read(first_ns, max(start_ns, first_ns))]
+    for words, found in (
+        ("the first after it", sorted(int(times.min()) for times in after if len(times))[:1]),
+        ("the last before it", sorted(int(times.max()) for times in before if len(times))[-1:]),
+    ):
+        if found:
+            return f" ({words} at {max(found[0] - first_ns, 0) / 1e9:.1f} s)"
+    return ""
 
 
 def _cut_short(log: Sequence[TaggedRows]) -> int:

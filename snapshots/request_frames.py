@@ -96,10 +96,14 @@ class Settle(Frame):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Done(Frame):
-    """What was asked for by a `watch` or a `settle` is done."""
+    """What was asked for by a `watch` or a `settle` is done.
+
+    `until_ns`: of a `settle` that took too long; what happened after that instant may not have been sent.
+    """
 
     KIND: ClassVar[str] = "done"
     id: int
+    until_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gpuprof.snapshots import tree as trees
 from gpuprof.snapshots.errors import FrameError
-from gpuprof.snapshots.fold import Nodes
 from gpuprof.snapshots.frames import FrameKind, Tree
 from gpuprof.snapshots.hiding import Shown
 from gpuprof.snapshots.hiding import without_internals as shown_nodes
 from gpuprof.snapshots.preorder import Ints, depths, preorder_ends
-
-if TYPE_CHECKING:
-    from gpuprof.snapshots.fold import Label
+from gpuprof.snapshots.tree_nodes import Label, Nodes
 
 _OTHER_NAME = re.compile(r"other \((\d{1,9})\)")
 

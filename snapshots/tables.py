@@ -32,6 +32,7 @@ from gpuprof.snapshots.frames import (
     ThreadDefs,
 )
 from gpuprof.snapshots.names import MAX_FULL_NAME, clean
+from gpuprof.snapshots.recent import Recent
 from gpuprof.snapshots.table_view import ChangeCursor, TableCursor, TablesView, ancestors, frame_label
 
 MAX_NODES = 1 << 17
@@ -44,6 +45,8 @@ MAX_DEPTH = 60_000
 _PREFIX_FRAMES = 8  # the outer eight, sixteen ... frames of a stack are found at once
 _PREFIX_BYTES = 4 * _PREFIX_FRAMES
 _PREFIXES = 1 << 12  # kept twice: those in use, and those of before
+_PREFIXES_BYTES = 1 << 20  # the same of their memory
+_PREFIX_ENTRY_BYTES = 170  # of one, without its frames
 _DEFS_PER_FRAME = 1 << 16
 _STRINGS_PER_FRAME = 1 << 12
 _NODE_BYTES = 10  # of a node's columns
@@ -75,8 +78,8 @@ class Tables:
         self._parent = GrowingColumn("<u4", (0,))
         self._node_frame = GrowingColumn("<u4", (0,))
         self._depth = GrowingColumn("<u2", (0,))
-        self._prefixes: dict[bytes, int] = {}  # the node of the outer frames of stacks
-        self._prefixes_before: dict[bytes, int] = {}
+        # The node of the outer frames of stacks.
+        self._prefixes: Recent[bytes, int] = Recent(_PREFIXES, _PREFIXES_BYTES, _prefix_bytes)
         self._processes: list[ProcessDef] = []
         self._process_ids: dict[tuple[int, int], int] = {}
         self._process_bytes = 0  # of their names and command lines, each text once
@@ -159,14 +162,11 @@ class Tables:
 
     def packed_stack(self, key: bytes) -> int:
         """Return the id of the stack of these frame ids, given as u32 of this machine's byte order."""
-        known, before = self._prefixes, self._prefixes_before
+        known = self._prefixes
         at = (len(key) - 1) // _PREFIX_BYTES * _PREFIX_BYTES
         node = 0
         while at > 0:  # most new stacks differ from known ones in a few frames at their leaf
-            prefix = key[:at]
-            found = known.get(prefix)
-            if found is None and (found := before.get(prefix)) is not None:
-                self._keep_prefix(prefix, found)
+            found = known.get(key[:at])
             if found is not None:
                 node = found
                 break
@@ -181,7 +181,7 @@ class Tables:
             node = child
             at += 4
             if not at % _PREFIX_BYTES:
-                self._keep_prefix(key[:at], node)
+                known.put(key[:at], node)
         return node
 
     def _grow(self, node: int, frames: array[int], key: bytes) -> int:
@@ -204,13 +204,8 @@ class Tables:
         for end in range(
             depth // _PREFIX_FRAMES * _PREFIX_FRAMES + _PREFIX_FRAMES, depth + count + 1, _PREFIX_FRAMES
         ):
-            self._keep_prefix(key[: 4 * end], first + end - depth - 1)
+            self._prefixes.put(key[: 4 * end], first + end - depth - 1)
         return first + count - 1
-
-    def _keep_prefix(self, prefix: bytes, node: int) -> None:
-        if len(self._prefixes) >= _PREFIXES:
-            self._prefixes_before, self._prefixes = self._prefixes, {}
-        self._prefixes[prefix] = node
 
     def child(self, node: int, frame: int) -> int:
         """Return the stack that has `frame` called from stack `node`. IndexError when either is not
@@ -326,14 +321,13 @@ class Tables:
             + len(self._processes) * (_PROCESS_FROZEN_BYTES if self._frozen else _PROCESS_BYTES)
             + len(self._threads) * (_THREAD_FROZEN_BYTES if self._frozen else _THREAD_BYTES)
             + len(self._texts) * _STRING_BYTES
-            + (len(self._prefixes) + len(self._prefixes_before)) * 250
+            + self._prefixes.nbytes
         )
 
     def freeze(self) -> None:
         """Give back what only interning needs; these tables are only read from now on."""
         self._frozen = True
-        self._prefixes = {}
-        self._prefixes_before = {}
+        self._prefixes.clear()
         self._children = ChildTable()
         self._frames = {}
         self._functions = {}
@@ -437,6 +431,10 @@ class Tables:
             if cursor.count == length:
                 cursor.version = self._version
             yield low, cursor.count
+
+
+def _prefix_bytes(frames: bytes, _: int) -> int:
+    return _PREFIX_ENTRY_BYTES + len(frames)
 
 
 def carry_over(

@@ -13,10 +13,10 @@ import numpy as np
 
 from gpuprof.snapshots import tree as trees
 from gpuprof.snapshots.columns import Array
-from gpuprof.snapshots.fold import Nodes
 from gpuprof.snapshots.frames import NOT_SEEN, FrameKind, Tree
 from gpuprof.snapshots.idle_tree import MEANWHILE
 from gpuprof.snapshots.process_groups import merged
+from gpuprof.snapshots.tree_nodes import Nodes
 from gpuprof.snapshots.wait_tree import WOKEN_BY
 
 LEAST = 0.002  # of the whole: smaller rows are summed

@@ -19,7 +19,7 @@ from gpuprof.snapshots.errors import FrameError
 from gpuprof.snapshots.frames import FrameKind, Tree
 
 if TYPE_CHECKING:
-    from gpuprof.snapshots.fold import Label, Nodes
+    from gpuprof.snapshots.tree_nodes import Label, Nodes
 
 _OTHER = int(FrameKind.OTHER)
 

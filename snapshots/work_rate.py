@@ -186,7 +186,11 @@ def _check(wanted: Wanted) -> None:
 
 
 def _one(history: History, rows: _Read, wanted: Wanted) -> tuple[Counted, Windows]:
-    start_ns, end_ns = max(wanted.start_ns, 0), min(wanted.end_ns, history.span[1])
+    first_ns, last_ns = history.span
+    if history.recorded is None:  # it may have begun before its first row
+        first_ns = min(first_ns, history.hello.mono_ns)
+    # Nothing was recorded outside: it must not thin the rate.
+    start_ns, end_ns = max(wanted.start_ns, first_ns, 0), min(wanted.end_ns, last_ns)
     nothing = windows(Occurrences(np.zeros(0, np.int64), np.zeros(0)), 0, 0, 1)
     in_ranges = wanted.kind in {WorkKind.RANGE, WorkKind.LOOP}
     if in_ranges and not history.ranges.next:

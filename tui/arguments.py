@@ -7,6 +7,7 @@ import math
 import os
 import re
 from collections.abc import Sequence
+from typing import NoReturn
 
 _DESCRIPTION = """\
 Shows what the GPUs of a node are doing and, for any range of time, which line of code the host was running
@@ -34,9 +35,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     takes_command = bool({"record", "run"}.intersection(argv[:at]))
     _refuse_what_comes_too_early(parser, argv[:at])
     options, unknown = parser.parse_known_args(_with_ranges(argv[:at]) + ([] if takes_command else argv[at:]))
+    if options.command is not None:
+        parser = _commands(parser)[options.command]  # whose usage is shown with what is wrong
     if unknown:
-        command = f"gpuprof-tui {options.command}" if options.command else "gpuprof-tui"
-        parser.error(f"{command} does not take {' '.join(unknown)}; {command} --help lists what it does")
+        _refuse_the_unknown(parser, options.command, unknown)
     _refuse_what_is_of_no_use(parser, options)
     if not takes_command:
         return options
@@ -44,7 +46,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     if options.command == "run" and at == len(argv):
         parser.error("the command to run comes after --: gpuprof-tui run -- python train.py")
     if at < len(argv) and not options.cmd:
-        parser.error("there is no command after --")
+        parser.error(f"there is no command after --: gpuprof-tui {options.command} … -- python train.py")
     return options
 
 
@@ -56,7 +58,7 @@ def duration(text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 < value <= 7 * 24 * 3600:  # false for nan, too
-        raise argparse.ArgumentTypeError(f"{text!r} is no duration; write 60s, 5m or 2h")
+        raise argparse.ArgumentTypeError(f"{text!r} is no time of up to 7 days; write 60s, 5m or 2h")
     return value
 
 
@@ -71,11 +73,26 @@ def _with_ranges(argv: Sequence[str]) -> list[str]:
     return joined
 
 
+def _commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """The parser of each command."""
+    found = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    return dict(found.choices)
+
+
+def _refuse_the_unknown(
+    parser: argparse.ArgumentParser, command: str | None, unknown: Sequence[str]
+) -> NoReturn:
+    """End with a usage error that says what to write instead."""
+    given = " ".join(unknown)
+    if command in {"run", "record"} and not unknown[0].startswith("-"):
+        parser.error(f"the command to run comes after --: gpuprof-tui {command} … -- {given}")
+    whole = f"gpuprof-tui {command}" if command else "gpuprof-tui"
+    parser.error(f"{whole} does not take {given}; {whole} --help lists what it does")
+
+
 def _refuse_what_comes_too_early(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
     """End with a usage error where an option of a command stands before the command."""
-    choices = next(
-        action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction)
-    )
+    choices = _commands(parser)
     at = next((at for at, word in enumerate(argv) if word in choices), 0)
     if not at:
         return
@@ -96,7 +113,7 @@ def _refuse_what_is_of_no_use(parser: argparse.ArgumentParser, options: argparse
         parser.error(
             f"--host shows the screen of another node; for {command}: ssh NODE gpuprof-tui {command} …"
         )
-    if command in {"open", "demo", "report", "run"}:
+    if command in {"open", "demo", "report", "run"} or options.host is not None:
         given = {
             "--hz": options.hz,
             "--socket": options.socket,
@@ -107,12 +124,19 @@ def _refuse_what_is_of_no_use(parser: argparse.ArgumentParser, options: argparse
             "--offcpu-threshold": options.offcpu_threshold,
         }
         for name, value in given.items():
+            if value and options.host is not None:
+                parser.error(
+                    f"{name} is for the sampler of the other node: "
+                    f"--remote-command 'gpuprof-tui dial-stdio {name} …'"
+                )
             if value:
                 parser.error(f"{name} is for a sampler, and {command} starts none")
     if command == "report" and options.tree != "gpu":
         for name, value in (("--by-range", options.by_range), ("--scale", options.scale)):
             if value:
                 parser.error(f"{name} is for the tree of GPU time: add --tree gpu")
+    if command == "report" and options.folded and options.rate:
+        parser.error("folded stacks have no place for --rate: leave out --folded, or use --json")
 
 
 class _OneHost(argparse.Action):

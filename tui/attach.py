@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.resources
 import os
+import re
 import select
 import struct
 import sysconfig
@@ -31,6 +32,8 @@ STATE_S = 3.0  # a sampler that listens has found the process by then
 MAX_ANSWER = 4096
 _MAX_FDS = 4096
 _PERMISSION = frozenset({"user", "scope", "permission"})
+_NOT_THE_ONE = frozenset({"gone", "zombie", "kernel-thread"})  # none that could be attached to, now or later
+_FIND_IT = "find the pid: nvidia-smi, or pgrep -af python; in a container it has another one inside"
 _STATE = struct.Struct("<8s6I")  # magic, version, header, slot, slots, pid, epoch; then the state
 _MAGIC = b"GPRFING1"
 _MESSAGE = (608, 256)  # bpf/inject/ring.h
@@ -128,18 +131,30 @@ def attach_all(pids: Sequence[int]) -> int:
             said = str(attach(pid))
         except AttachError as error:
             if error.code != "loaded":
-                failures.append(AttachError(error.code, f"pid {pid}: {error.message}", error.hint))
+                failures.append(about(pid, error))
                 if len(pids) > 1:
-                    print(failures[-1].message)
+                    print(failures[-1].message, *failures[-1].hint.splitlines(), sep="\n  ")
                 continue
             said = f"pid {pid} has the library already"
         recording, why = wait_for_recording(pid)
         waiting += not recording and not why
         news = "its GPU time is being recorded" if recording else f"not recorded now: {why}" if why else ""
         print(f"{said}; {news}" if news else said)
-    if len(failures) == len(pids):
+    if len(failures) == len(pids) == 1:
         raise failures[0]
+    if len(failures) == len(pids):
+        raise GpuprofError(
+            f"none of the {len(pids)} processes could be attached to", exit_code=failures[0].exit_code
+        )
     return waiting
+
+
+def about(pid: int, error: AttachError) -> AttachError:
+    """The error of one process, in words that name its pid once and say what to do."""
+    named = re.search(rf"\b{pid}\b", error.message) is not None
+    message = error.message if named else f"pid {pid}: {error.message}"
+    hint = error.hint or (_FIND_IT if error.code in _NOT_THE_ONE else "")
+    return AttachError(error.code, message, hint)
 
 
 def parse_answer(pid: int, answer: str) -> Attached:

@@ -153,7 +153,7 @@ def _report(options: argparse.Namespace) -> int:
     from gpuprof.snapshots.file import read_snapshot
     from gpuprof.snapshots.folded_text import folded_text
     from gpuprof.snapshots.frames import Query
-    from gpuprof.snapshots.report import json_report, json_text, parse_range, text_report
+    from gpuprof.snapshots.report import json_report, json_text, nothing_there, parse_range, text_report
     from gpuprof.snapshots.report_json import MAX_JSON_NODES
 
     opened = read_snapshot(options.file)
@@ -173,7 +173,10 @@ def _report(options: argparse.Namespace) -> int:
     if options.json:
         print(json_text(json_report(history, query, options.rate)))
     elif options.folded:
-        print(folded_text(history, query, internals=options.internals))
+        if folded := folded_text(history, query, internals=options.internals):
+            print(folded)
+        else:  # an empty line would be a stack to a reader
+            _complain(nothing_there(query))
     else:
         text = text_report(
             history, query, internals=options.internals, rates=options.rate, min_fraction=least
@@ -267,9 +270,31 @@ def _sampler_options(options: argparse.Namespace | None) -> SamplerOptions:
             f"--socket names a sampler that runs, and with {other} one is started: leave one of them out",
             exit_code=EXIT_USAGE,
         )
+    _refuse_what_a_service_has_settled(options, use_service=use_service)
     found = SamplerOptions(use_service=use_service, gpu_overhead=options.gpu_overhead, offcpu=offcpu)
     found = replace(found, socket_given=bool(options.socket))
     return replace(found, hz=options.hz or found.hz, socket_path=options.socket or found.socket_path)
+
+
+def _refuse_what_a_service_has_settled(options: argparse.Namespace, *, use_service: bool) -> None:
+    """GpuprofError where the sampler that is used runs already, and would not heed what is asked of one."""
+    asked = {"--hz": options.hz, "--gpu-overhead": options.gpu_overhead}
+    given = [name for name, value in asked.items() if value]
+    if not given or not use_service or options.command in {"sampler", "doctor"}:
+        return
+    from gpuprof.tui.sampler_process import SERVICE_SOCKET, connect_service
+
+    path = options.socket or SERVICE_SOCKET
+    if not options.socket:
+        service = connect_service(path)
+        if service is None:
+            return
+        service.close()
+    raise GpuprofError(
+        f"the sampler at {path} was started with a {given[0]} of its own: leave {given[0]} out",
+        "" if options.socket else "or add --no-service, to start a sampler beside it",
+        EXIT_USAGE,
+    )
 
 
 def _offcpu_arguments(options: argparse.Namespace) -> tuple[str, ...]:
@@ -344,6 +369,8 @@ def _open_standard_streams() -> None:
             os.fstat(fd)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", encoding="utf-8", closefd=False)  # None where it was closed
+    sys.stderr = sys.stderr or os.fdopen(2, "w", encoding="utf-8", closefd=False)
 
 
 def _complain(message: str, hint: str = "") -> None:

@@ -15,6 +15,9 @@ from contextlib import suppress
 from types import ModuleType
 
 _OWN_PACKAGES = ("gpuprof.snapshots", "gpuprof.tui")
+_OF_COMMANDS = (  # modules that no screen uses
+    "__main__", "doctor", "record", "record_sources", "recorded_command", "dial", "supervisor",
+)  # fmt: skip
 
 
 def hold(reachable: Callable[[str], bool]) -> dict[str, str]:
@@ -89,6 +92,6 @@ def _import_own_modules() -> None:
     for package in _OWN_PACKAGES:
         module = importlib.import_module(package)
         for info in pkgutil.walk_packages(module.__path__, package + "."):
-            if info.name.rpartition(".")[2] not in ("__main__", "doctor", "record", "dial", "supervisor"):
+            if info.name.rpartition(".")[2] not in _OF_COMMANDS:
                 with suppress(ImportError):
                     importlib.import_module(info.name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import io
 import sys
+from contextlib import suppress
 
 _HANDLER = "gpuprof.replaced"
 _TRIAL = "\u2500 is replaced, however long a line is, and .. is no name.\n" * 3
@@ -24,6 +25,13 @@ def prepare() -> None:
             stream.reconfigure(errors=_HANDLER)
         except (ValueError, LookupError):  # "undefined" and "idna" are such encodings
             stream.reconfigure(encoding="utf-8", errors=_HANDLER)
+
+
+def say(text: str) -> None:
+    """A line about the program itself on standard error; nothing where that is closed."""
+    with suppress(OSError):
+        shown = "".join(char if char.isprintable() else "?" for char in text)
+        print(f"gpuprof-tui: {shown}", file=sys.stderr, flush=True)
 
 
 def _replaced(error: UnicodeError) -> tuple[str, int]:

@@ -9,37 +9,34 @@ from __future__ import annotations
 
 import os
 import select
-import shlex
-import signal
 import socket
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from gpuprof.snapshots.errors import EXIT_NO_PERMISSION, EXIT_UNAVAILABLE, EXIT_USAGE, GpuprofError
+from gpuprof.snapshots.errors import EXIT_UNAVAILABLE, EXIT_USAGE, GpuprofError
 from gpuprof.snapshots.new_file import create
-from gpuprof.tui import children, privileges
+from gpuprof.tui import privileges
 from gpuprof.tui import run as workload
-from gpuprof.tui.descendants import Family
-from gpuprof.tui.sampler_process import SamplerOptions, SamplerProcess, own_command, running_service
+from gpuprof.tui.output_streams import say
+from gpuprof.tui.record_sources import Sources
+from gpuprof.tui.recorded_command import EXIT_INTERRUPTED, RecordedCommand
+from gpuprof.tui.sampler_process import SamplerOptions, SamplerProcess, running_service
 
 if TYPE_CHECKING:
     from gpuprof.snapshots.file import SnapshotWriter
-    from gpuprof.snapshots.frames import Frame, SourceStatus
+    from gpuprof.snapshots.frames import Frame
 
 _PIECE = 256 << 10
 _READY_SECONDS = 15.0  # the longest wait for CPU stacks before the command is started
-_LAST_FRAMES_SECONDS = 2.0  # after the end, the longest wait for what the sampler still holds
+_LAST_FRAMES_SECONDS = 13.0  # after the end, the longest wait for what the sampler still holds
+_PATIENCE_SECONDS = 2.0  # of those, before it is said what is waited for
 _WATCH_SECONDS = 13.0  # the longest wait for a service to watch what the command will do
 _WATCH, _SETTLE = 1, 2  # numbers of requests
 _LAST_GPU_WORK_SECONDS = 1.6  # the same of GPU work, whose readings come about a second late
-_COMMAND_END_SECONDS = 10.0
-_PATIENCE_SECONDS = 1.0  # of those, before it is said what is waited for
 _NEVER_NS = 1 << 63
-_EXIT_INTERRUPTED = 130
 
 
 @dataclass(frozen=True)
@@ -104,20 +101,6 @@ def _import_all() -> None:
     assert wire
 
 
-def start_command(command: Sequence[str]) -> int:
-    """Start the recorded command as the user that this process is, as `run` does; its pid.
-
-    The one place where a workload is started.
-    """
-    try:
-        environ = workload.environment(os.environ)
-    except GpuprofError as error:  # all the rest is recorded
-        _say(f"no GPU time of the command: {error.message}")
-        _say(f"  {error.hint}")
-        environ = dict(os.environ)
-    return children.spawn([workload.find_program(command[0]), *command[1:]], environ)
-
-
 class _Recording:
     """One recording, from the creation of the file to its last chunk."""
 
@@ -136,42 +119,33 @@ class _Recording:
         self._first_ns = 0
         self._end_ns: int | None = None
         self._answered: set[int] = set()
-        self._last_ns = 0
-        self._cpu: SourceStatus | None = None
-        self._records_gpu_work = False
-        self._waits_start = False
-        self._sudo_line: str | None = None
-        self._privileged = True
-        self._reads_gpus = False
-        self._said: set[str] = set()
-        self._command: int | None = None
-        self._command_code: int | None = None
-        self._family: Family | None = None  # the command and its descendants, once they were asked to end
-        self._wake_r = -1
-        self._interrupts = 0
+        self._refusal: str | None = None  # why the sampler did not tell all up to the end
+        self._complete_ns: int | None = None  # where the sampler could not tell all up to the end: up to when
+        self._sources = Sources(own_sampler=sampler is not None, has_command=bool(options.command))
+        self._command = RecordedCommand(options.command)
         self._trouble: GpuprofError | None = None
 
     def run(self) -> int:
         """Record until the end; see the module's `run`."""
-        self._wake_r = children.wake_on_signals()
+        self._command.heed_signals()
         self._fd = create(self._options.path, overwrite=self._options.overwrite, instead="--force")
         self._subscribe()
         self._copy(time.monotonic() + _READY_SECONDS, self._is_ready)
         if self._sampler is None and self._options.command:
             self._watch_command()
-        if self._interrupts:
+        if self._command.interrupts:
             self._leave_nothing()
-            return _EXIT_INTERRUPTED
+            return EXIT_INTERRUPTED
         self._begun = True
         self._first_ns, begin = time.monotonic_ns(), time.monotonic()
-        if not self._is_over():
+        if not self._command.is_over:
             self._announce()
             self._start_command()
             limit = self._options.seconds
-            self._copy(None if limit is None else begin + limit, self._is_over)
+            self._copy(None if limit is None else begin + limit, lambda: self._command.is_over)
         self._take_the_rest()
         self._finish()
-        code = self._end_command()
+        code = self._command.end(self._trouble)
         if self._trouble is not None:
             raise self._trouble
         return code or self._nothing_code()
@@ -184,16 +158,15 @@ class _Recording:
         os.close(self._fd)
         with suppress(OSError):
             os.unlink(self._options.path)
-        _say("ended before the recording began: nothing was recorded, and no file is left")
+        say("ended before the recording began: nothing was recorded, and no file is left")
 
     # -------------------------------------------------------------------------------------------- the stream
 
     def _start_command(self) -> None:
-        if self._options.command:
-            try:
-                self._command = start_command(self._options.command)
-            except GpuprofError as error:
-                self._trouble = error
+        try:
+            self._command.start()
+        except GpuprofError as error:
+            self._trouble = error
 
     def _subscribe(self) -> None:
         from gpuprof.snapshots.frames import MAGIC, Subscribe
@@ -210,7 +183,11 @@ class _Recording:
         from gpuprof.snapshots.frames import Watch
 
         self._ask(Watch(_WATCH, itself=False))
-        self._copy(time.monotonic() + _WATCH_SECONDS, lambda: _WATCH in self._answered or self._is_over())
+        self._copy(
+            time.monotonic() + _WATCH_SECONDS, lambda: _WATCH in self._answered or self._command.is_over
+        )
+        if _WATCH not in self._answered and self._trouble is None:
+            say("waits of the command may not be recorded: the service has not answered in time")
 
     def _take_the_rest(self) -> None:
         """What happened up to now and is not here yet. Whoever asks once more to end does not want it."""
@@ -219,16 +196,42 @@ class _Recording:
         self._end_ns = time.monotonic_ns()
         if self._options.seconds is not None:  # whoever asked for 3 s gets 3 s, however late this comes
             self._end_ns = min(self._end_ns, self._first_ns + round(self._options.seconds * 1e9))
-        begun, interrupts = time.monotonic(), self._interrupts
+        begun, interrupts = time.monotonic(), self._command.interrupts
         self._ask(Settle(_SETTLE))
 
         def is_all() -> bool:
-            late = self._records_gpu_work and time.monotonic() < begun + _LAST_GPU_WORK_SECONDS
-            return self._interrupts > interrupts or (_SETTLE in self._answered and not late)
+            late = self._sources.records_gpu_work and time.monotonic() < begun + _LAST_GPU_WORK_SECONDS
+            return self._command.interrupts > interrupts or (_SETTLE in self._answered and not late)
 
-        if self._records_gpu_work:
+        if self._sources.records_gpu_work:
             self._copy(begun + _LAST_GPU_WORK_SECONDS, is_all)
-        self._copy(begun + _LAST_FRAMES_SECONDS, is_all)
+        self._copy(begun + _PATIENCE_SECONDS, is_all)
+        if self._trouble is None and not is_all():
+            say("waiting for what was recorded last; the machine is busy (Ctrl-C: without it)")
+            self._copy(begun + _LAST_FRAMES_SECONDS, is_all)
+        self._tell_what_is_missing(gave_up=self._command.interrupts > interrupts)
+
+    def _tell_what_is_missing(self, *, gave_up: bool) -> None:
+        """Where not all came that happened up to the end, say so, here and in the file."""
+        if _SETTLE in self._answered and self._refusal is None:
+            end_ns, complete_ns = self._end_ns, self._complete_ns
+            if end_ns is not None and complete_ns is not None and complete_ns < end_ns:
+                missing_s = max((end_ns - complete_ns) / 1e9, 0.1)
+                say(f"the last {missing_s:.1f} s are not complete, as the machine is too busy")
+            return  # the sampler's own last status says it in the file
+        if self._trouble is not None:
+            reason = "the sampler ended early: what it had not sent is missing"
+        elif self._refusal is not None:
+            reason = f"what the sampler had not sent at the end is missing: {self._refusal}"
+        elif gave_up:
+            reason = "what had not been sent at the end was not waited for, and is missing"
+        else:
+            reason = "the sampler did not answer in time: what it had not sent is missing"
+        if self._trouble is None:
+            say(reason)
+        if self._writer is not None and (status := self._sources.without_the_rest(reason)) is not None:
+            with suppress(GpuprofError):  # said when it is closed
+                self._writer.write([status])
 
     def _ask(self, request: Frame) -> None:
         from gpuprof.snapshots.wire import pack
@@ -240,7 +243,7 @@ class _Recording:
         """Copy frames from the stream into the file until `done`, a time, or trouble."""
         poll = select.poll()
         poll.register(self._connection, select.POLLIN)
-        poll.register(self._wake_r, select.POLLIN)
+        poll.register(self._command.signals_fd, select.POLLIN)
         if self._sampler is not None and self._sampler.stderr_fd >= 0:
             poll.register(self._sampler.stderr_fd, select.POLLIN)
         while self._trouble is None and not done():
@@ -248,7 +251,7 @@ class _Recording:
             if left is not None and left <= 0:
                 return
             ready = dict(poll.poll(None if left is None else left * 1000 + 1))
-            self._take_signals()
+            self._command.take_signals()
             if self._sampler is not None and self._sampler.stderr_fd in ready:
                 poll.unregister(self._sampler.stderr_fd)
                 self._sampler.listen()
@@ -292,102 +295,26 @@ class _Recording:
         from gpuprof.snapshots.frames import Done, Failure, Hello, Status
 
         if isinstance(frame, Hello) and self._writer is None:
-            self._sudo_line = frame.sudo_line
-            self._privileged = frame.privileged
+            self._sources.greeted(frame)
             self._writer = SnapshotWriter(self._fd, frame, name=self._options.path)
         elif isinstance(frame, Status):
-            self._cpu = next((source for source in frame.sources if source.name == "cpu"), self._cpu)
-            states = {source.name: source.state for source in frame.sources}
-            self._waits_start = states.get("offcpu") == "starting"
-            self._reads_gpus = states.get("nvml") in ("ok", "degraded")
-            if self._sampler is not None and "starting" in (states.get("cpu"), states.get("offcpu")):
-                self._say_once("getting ready: the BPF programs are compiled and loaded (a few seconds)")
-            if states.get("gpu") in ("ok", "degraded") or (
-                self._options.command and states.get("nvml") in ("ok", "degraded")
-            ):
-                self._records_gpu_work = True
-            self._last_ns = max(self._last_ns, frame.time_ns)
+            self._sources.take(frame)
         elif isinstance(frame, Done):
             self._answered.add(frame.id)
+            self._complete_ns = frame.until_ns if frame.id == _SETTLE else self._complete_ns
         elif isinstance(frame, Failure) and frame.id:
             self._answered.add(frame.id)
+            if frame.id == _SETTLE:
+                self._refusal = frame.message
             if frame.id == _WATCH:
-                _say(f"waits of the command are not recorded: {frame.message}")
+                say(f"waits of the command are not recorded: {frame.message}")
         elif isinstance(frame, Failure):
             raise GpuprofError(frame.message, frame.hint, EXIT_UNAVAILABLE)
 
     # ------------------------------------------------------------------------------------------ when it ends
 
     def _is_ready(self) -> bool:
-        cpu_is_there = self._cpu is not None and self._cpu.state != "starting"
-        return self._is_over() or (cpu_is_there and not self._waits_start)
-
-    def _is_over(self) -> bool:
-        if self._interrupts > (1 if self._command is not None and self._command_code is None else 0):
-            return True
-        return self._command_code is not None
-
-    def _take_signals(self) -> None:
-        signals = b""
-        with suppress(BlockingIOError):
-            signals = os.read(self._wake_r, 4096)
-        for signum in signals:
-            if signum == signal.SIGCHLD:
-                self._reap_command()
-            elif signum == signal.SIGINT:  # from a terminal the command has it, too, and may end in order
-                self._interrupts += 1
-            else:
-                self._interrupts += 2
-                self._ask_command_to_end()
-
-    def _reap_command(self) -> None:
-        if self._command is not None and self._command_code is None:
-            self._command_code = children.wait_until(self._command, 0.0)
-
-    def _ask_command_to_end(self) -> None:
-        if self._family is None and self._command is not None and self._command_code is None:
-            self._family = Family(self._command)
-            self._family.ask_to_end()
-
-    def _end_command(self) -> int:
-        """The command's exit code, 0 without one. After trouble it may run to its own end."""
-        if self._command is None:
-            return 0
-        if self._command_code is None and self._trouble is not None:
-            _say(f"{self._trouble.message}; the command goes on")
-            while self._command_code is None and self._interrupts < 2:
-                select.select([self._wake_r], [], [])
-                self._take_signals()
-        if self._command_code is None:
-            _say("the recording is complete; ending the command")
-            self._ask_command_to_end()
-            self._see_family_end()
-            return 0 if not self._interrupts else 130
-        self._see_family_end()
-        if name := children.signal_of(self._command_code):  # which a shell says of its own children only
-            _say(f"the command was ended by {name}")
-        return self._command_code
-
-    def _see_family_end(self) -> None:
-        """Wait for the command and its descendants, which were asked to end, and kill what then still lives;
-        at once when this process is asked once more.
-        """
-        family, begun, interrupts, said = self._family, time.monotonic(), self._interrupts, False
-        while family is not None and (left := family.living()):
-            waited = time.monotonic() - begun
-            if waited >= _COMMAND_END_SECONDS or self._interrupts > interrupts:
-                family.kill(1.0)
-                break
-            if waited >= _PATIENCE_SECONDS and not said:
-                who = f"the command ({self._command})"
-                if self._command_code is not None:
-                    who = f"a process of the command ({left[0].pid})"
-                rest = _COMMAND_END_SECONDS - waited
-                _say(f"{who} has not ended on SIGTERM; killed in {rest:.0f} s, or at once on Ctrl-C")
-                said = True
-            select.select([self._wake_r], [], [], 0.05)
-            self._take_signals()
-        self._reap_command()
+        return self._command.is_over or self._sources.are_ready
 
     def _finish(self) -> None:
         """Write the last chunk and say what came of it."""
@@ -410,35 +337,14 @@ class _Recording:
             self._trouble.hint = "nothing was recorded, and no file is left"
             return
         seconds = self._writer.span_ns / 1e9  # as a report says it
-        _say(f"wrote {self._options.path}: {seconds:.1f} s, {samples:,} CPU samples, {size / 1e6:.2f} MB")
+        say(f"wrote {self._options.path}: {seconds:.1f} s, {samples:,} CPU samples, {size / 1e6:.2f} MB")
 
     def _nothing_code(self) -> int:
         """0, or what a script can tell by that nothing of what a recording is for was recorded."""
-        writer, cpu = self._writer, self._cpu
-        if writer is None or self._reads_gpus or (cpu is not None and cpu.state in ("ok", "degraded")):
+        writer = self._writer
+        if writer is None or writer.rows_written[0] or writer.gpu_rows_written or writer.wait_rows_written:
             return 0
-        if writer.rows_written[0] or writer.gpu_rows_written or writer.wait_rows_written:
-            return 0
-        _say(
-            "neither CPU stacks nor anything of a GPU could be recorded: "
-            "only the host's own readings are there"
-        )
-        self._say_why()
-        return EXIT_UNAVAILABLE if self._privileged else EXIT_NO_PERMISSION
-
-    def _say_once(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
-            _say(text)
-
-    def _say_why(self) -> None:
-        """Say why there are no CPU stacks, and what to do about it."""
-        if self._cpu is not None:
-            lacking = self._cpu.state in ("failed", "off")
-            _say(f"{'No CPU stacks' if lacking else 'CPU stacks'}: {self._cpu.reason or self._cpu.state}")
-            hint = self._cpu.hint if self._sudo_line is None else shlex.join(_sudo_line())
-            if hint:
-                _say(f"  {hint}")
+        return self._sources.nothing_code()
 
     def _announce(self) -> None:
         ends = [
@@ -446,17 +352,5 @@ class _Recording:
             *(["with the command"] if self._options.command else []),
             "on Ctrl-C",
         ]
-        _say(f"recording to {self._options.path}; ends {' or '.join(ends)}")
-        if self._cpu is not None and self._cpu.state != "ok":
-            self._say_why()
-
-
-def _sudo_line() -> list[str]:
-    """This very command, with sudo and the absolute path that sudo's secure_path needs."""
-    return ["sudo", own_command(), *sys.argv[1:]]
-
-
-def _say(text: str) -> None:
-    with suppress(OSError):
-        shown = "".join(char if char.isprintable() else "?" for char in text)
-        print(f"gpuprof-tui: {shown}", file=sys.stderr, flush=True)
+        say(f"recording to {self._options.path}; ends {' or '.join(ends)}")
+        self._sources.say_what_lacks()

@@ -6,8 +6,10 @@ from __future__ import annotations
 import os
 import signal
 import termios
+import time
 from contextlib import suppress
 
+WRITE_TRIES, WRITE_PAUSE_S = 20, 0.01
 # xterm control sequences (XTerm Control Sequences, "Private Mode"); kitty's keyboard protocol.
 _RESET = (
     b"\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1006l\x1b[?1015l\x1b[?1016l"  # mouse reports
@@ -37,16 +39,29 @@ class Terminal:
             return False
 
     def restore(self) -> None:
-        """Set everything back."""
+        """Set everything back; from any thread."""
         if self._settings is None:
             return
-        previous = signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # allowed from the background, too
+        # Blocked, the signal keeps nobody in the background from it.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
         try:
             with suppress(OSError):
-                os.set_blocking(self._fd, False)  # a terminal that does not take it must not hold up the end
-                os.write(self._fd, _RESET)
-                os.set_blocking(self._fd, True)
+                self._write(_RESET)
             with suppress(termios.error):
                 termios.tcsetattr(self._fd, termios.TCSANOW, self._settings)  # type: ignore[arg-type]
         finally:
-            signal.signal(signal.SIGTTOU, previous)
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def _write(self, data: bytes) -> None:
+        """What the terminal takes of it soon: one that takes nothing must not hold up the end."""
+        os.set_blocking(self._fd, False)
+        try:
+            for _ in range(WRITE_TRIES):
+                try:
+                    data = data[os.write(self._fd, data) :]
+                    if not data:
+                        return
+                except BlockingIOError:  # it is full, or another thread writes just now
+                    time.sleep(WRITE_PAUSE_S)
+        finally:
+            os.set_blocking(self._fd, True)

@@ -27,6 +27,8 @@ NVTX = "NVTX_INJECTION64_PATH"  # the library that is told of the program's NVTX
 NEXT = "GPUPROF_NEXT_INJECTION"  # the library that was named before, which ours loads
 EXPECT = "GPUPROF_EXPECT_LISTENER"  # "1": a sampler runs, so that the library attaches within cuInit
 LIBRARY = "libgpuprof_inject.so"
+EXIT_NOT_EXECUTABLE = 126  # both as shells do, so that a script can tell them from a failure of the command
+EXIT_NOT_FOUND = 127
 
 
 def run(command: Sequence[str]) -> NoReturn:
@@ -49,7 +51,9 @@ def run(command: Sequence[str]) -> NoReturn:
     try:
         os.execve(path, list(command), environ)
     except OSError as error:
-        raise GpuprofError(f"{command[0]} could not be started: {error.strerror}") from error
+        raise GpuprofError(
+            f"{clean(command[0])} could not be started: {error.strerror}", exit_code=EXIT_NOT_EXECUTABLE
+        ) from error
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -125,13 +129,33 @@ def find_library() -> Path:
 
 
 def find_program(name: str) -> str:
-    """The path of a command. GpuprofError when there is none."""
+    """The path of a command. GpuprofError when there is none (exit code 127), or it cannot be run (126), both
+    as of a shell."""
     import shutil
 
     program = shutil.which(name)
-    if program is None:
-        raise GpuprofError(f"{name}: command not found", exit_code=EXIT_USAGE)
-    return program
+    if program is not None:
+        return program
+    if os.path.dirname(name) and os.path.lexists(name):
+        raise _not_executable(name)
+    if os.path.dirname(name):
+        hint = f"is the path right? It is looked for from {clean(os.getcwd(), 200)}"
+    elif os.path.isfile(name):
+        hint = f"for the file of this name in this folder, write ./{clean(name)}"
+    else:
+        hint = "is it installed, and in PATH? sudo has a PATH of its own"
+    raise GpuprofError(f"{clean(name)}: command not found", hint, EXIT_NOT_FOUND)
+
+
+def _not_executable(path: str) -> GpuprofError:
+    """Why a path that is there cannot be run."""
+    shown = clean(path, 200)
+    if os.path.isdir(path):
+        return GpuprofError(f"{shown} is a folder", "name the program in it", EXIT_NOT_EXECUTABLE)
+    if not os.path.exists(path):
+        return GpuprofError(f"{shown} is a link to nothing", exit_code=EXIT_NOT_EXECUTABLE)
+    hint = f"chmod +x {shown}, or name the program that reads it: python {shown}"
+    return GpuprofError(f"{shown} is not executable", hint, EXIT_NOT_EXECUTABLE)
 
 
 @lru_cache(maxsize=1)

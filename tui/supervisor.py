@@ -60,6 +60,7 @@ class _Supervisor:
     reconnect_wanted: bool = False
     given_up: str = ""
     ending: float | None = None  # when the screen will be killed
+    told: int = 0  # the signal that this process was told to end by
     saves: int = 0
     saved: tuple[str, int, int] | None = None  # name, device and inode of the last file
     attaching: AttachRequests = field(default_factory=AttachRequests)
@@ -85,6 +86,8 @@ class _Supervisor:
             if theirs is not None:
                 self._start_sampler(theirs)
             code = self._watch(wake_r)
+            if code == 128 + signal.SIGTERM and self.told:  # it had no handlers yet, and was told to end
+                code = 128 + self.told
         finally:
             self.attaching.close()
             if self.sampler is not None:
@@ -104,6 +107,9 @@ class _Supervisor:
         fds = (connection.fileno(), screen_control.fileno())
 
         def setup() -> Sequence[str]:
+            # Ctrl-C reaches the whole group, and Python alone would tell of it by a traceback: until the
+            # screen has handlers of its own, this parent ends it.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
             kept = identity is not None and privileges.become(identity, readable)
             privileges.die_with_parent(parent)
             return ("--drop-caps",) if kept else ()
@@ -205,8 +211,9 @@ class _Supervisor:
         return max(0, round((min(times) - time.monotonic()) * 1000) + 1) if times else None
 
     def _pass_signals_on(self) -> None:
-        wanted, self._signals = {*self._signals}, []
-        if self.ending is None and wanted & {signal.SIGTERM, signal.SIGHUP, signal.SIGINT}:
+        wanted, self._signals = {*self._signals} & {signal.SIGTERM, signal.SIGHUP, signal.SIGINT}, []
+        if self.ending is None and wanted:
+            self.told = min(wanted)
             self.ending = time.monotonic() + _END_S
             os.kill(self.screen_pid, signal.SIGTERM)
             os.kill(self.screen_pid, signal.SIGCONT)

@@ -252,10 +252,11 @@ def exit_on_signals(leave: Callable[[int], None], terminal: Terminal) -> Iterato
 
     `leave` is called between two bytecodes of the main thread and must only schedule the exit.
     """
-    asked = False
+    asked = left = False
 
     def end(code: int) -> None:
-        terminal.restore()
+        if not left:  # from then on the terminal is whole
+            terminal.restore()
         os._exit(code)
 
     def on_signal(number: int, _frame: FrameType | None) -> None:
@@ -263,7 +264,7 @@ def exit_on_signals(leave: Callable[[int], None], terminal: Terminal) -> Iterato
         if asked:
             end(128 + number)
         asked = True
-        watchdog = threading.Timer(HANG_S, os._exit, (128 + number,))
+        watchdog = threading.Timer(HANG_S, end, (128 + number,))
         watchdog.daemon = True
         watchdog.start()
         leave(128 + number)
@@ -273,5 +274,6 @@ def exit_on_signals(leave: Callable[[int], None], terminal: Terminal) -> Iterato
     try:
         yield
     finally:
+        left = True
         for number, handler in before.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)

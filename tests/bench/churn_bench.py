@@ -94,6 +94,9 @@ def measure(minutes: float, per_second: float, history_mib: int) -> None:
     print(
         f"at the end              {after:.1f} MB, of which the history {held[-1]:.1f}; most {rss.max():.1f}"
     )
+    beside = rss - held
+    parts = beside[:1], beside[third : third + tenth], beside[-tenth:]
+    print(f"beside the history      {' MB, then '.join(f'{np.median(part):.1f}' for part in parts)} MB")
     print(f"growth since the third  ratio {after / begin:.3f}; {(after - begin) / hours:.1f} MB an hour")
     print(f"sampler's CPU           {share:.2%} of a core")
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-NEED_ROOT = {"startup_bench.py", "sampler_bench.py", "offcpu_bench.py"}
+NEED_ROOT = {"startup_bench.py", "sampler_bench.py", "offcpu_bench.py", "pause_bench.py"}
 
 
 def main() -> int:

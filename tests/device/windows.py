@@ -37,12 +37,19 @@ class Worker:
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environ)
 
     def ask(self, request: str) -> list[float]:
+        self.begin(request)
+        return self.answer()
+
+    def begin(self, request: str) -> None:
+        """Have it begin; `answer` waits until it is done."""
         assert self.process.stdin is not None
-        assert self.process.stdout is not None
         if len(os.sched_getaffinity(os.getpid())) > 1:
             keep_to_one_cpu(self.process.pid)
         self.process.stdin.write(request + "\n")
         self.process.stdin.flush()
+
+    def answer(self) -> list[float]:
+        assert self.process.stdout is not None
         answer = self.process.stdout.readline()
         if not answer:
             sys.exit(f"the workload ended with {self.process.wait()}")
@@ -64,11 +71,22 @@ def timed(step: Callable[[], None], synchronize: Callable[[], None], seconds: fl
     return (time.perf_counter() - began) / steps
 
 
+WITH_RINGS = """
+import runpy, sys
+from gpuprof.sampler import gpu_discovery
+gpu_discovery.NAME = sys.argv.pop(1)
+runpy.run_module("gpuprof.sampler", run_name="__main__")
+"""
+
+
 @contextmanager
-def sampler(*options: str) -> Iterator[None]:
-    """The sampler, for as long as the block lasts."""
+def sampler(*options: str, rings: str = "") -> Iterator[None]:
+    """The sampler, for as long as the block lasts. `rings`: what the links to its rings begin with, if they
+    have another name than those of all processes.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "gpuprof.sampler", "--socket", f"{folder}/sampler.sock", *options]
+        begin = ["-c", WITH_RINGS, rings] if rings else ["-m", "gpuprof.sampler"]
+        command = [sys.executable, *begin, "--socket", f"{folder}/sampler.sock", *options]
         process = subprocess.Popen(command)
         try:
             yield
@@ -84,3 +102,16 @@ def mean_and_width(values: Sequence[float]) -> tuple[float, float]:
     freedom = len(values) - 1
     quantile = STUDENT[freedom - 1] if freedom <= len(STUDENT) else NORMAL
     return statistics.fmean(values), quantile * statistics.stdev(values) / math.sqrt(len(values))
+
+
+def trimmed_mean_and_width(values: Sequence[float], share: float = 0.1) -> tuple[float, float]:
+    """The same of the mean without so many of the largest and of the smallest, whose interval is that of
+    Tukey and McLaughlin: from the standard deviation of the values with those drawn in.
+    """
+    ordered, cut = sorted(values), int(len(values) * share)
+    if cut == 0:
+        return mean_and_width(values)
+    kept = ordered[cut : len(ordered) - cut]
+    drawn_in = [kept[0]] * cut + kept + [kept[-1]] * cut
+    _, width = mean_and_width(drawn_in)
+    return statistics.fmean(kept), width / (1 - 2 * share)

@@ -9,6 +9,7 @@
  *   long NS                            how long the kernels made from now on take (default 500)
  *   wait NS                            how long synchronizes and blocking copies take from now on (default 0)
  *   contexts MASK NS                   which devices' primary contexts are active, and how long the driver takes to say so
+ *   asked?                             how often it was asked for that
  *   pace US                            how long the threads of `spin` sleep after each launch (default 1000)
  *   spin THREADS / stop                launches in the background / how many they were
  *   names N                            N launches, each of a kernel with a name of its own
@@ -360,6 +361,8 @@ static void obey(char *line, char **argv)
     } else if (sscanf(line, "contexts %ld %lld", &count, &value) == 2) {
         mock_cuda_contexts((uint64_t)count, (uint64_t)value);
         answer("%ld", count);
+    } else if (matches(line, "asked?")) {
+        answer("%ld", (long)mock_cuda_asked());
     } else if (sscanf(line, "pace %d", &number) == 1) {
         atomic_store(&pace_us, (unsigned)number);
         answer("%ld", number);

@@ -35,6 +35,7 @@ ROW = np.dtype(
     ]
 )  # fmt: skip
 ANSWER_S = 30
+PATIENCE_S = 30.0  # for what happens at once where the machine has time for it
 SETTLE_NS = 20_000_000
 COUNTER = struct.Struct("<40sq")
 
@@ -88,7 +89,7 @@ def build(
     return built
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 5.0, what: str = "it") -> Any:
+def wait_for(condition: Callable[[], Any], seconds: float = PATIENCE_S, what: str = "it") -> Any:
     """The first true value of `condition`, asked every few milliseconds; AssertionError after `seconds`."""
     end = time.monotonic() + seconds
     while True:
@@ -196,7 +197,7 @@ class Program:
                     found.append(int(link.name))
         return found
 
-    def end(self, line: str = "exit 0", seconds: float = 10.0) -> int:
+    def end(self, line: str = "exit 0", seconds: float = PATIENCE_S) -> int:
         """Send the line that ends it; its exit status."""
         self.tell(line)
         return self.process.wait(seconds)
@@ -226,7 +227,7 @@ class Listener:
     def facts(self) -> RingFacts:
         return self.ring.facts()
 
-    def reach(self, state: str, seconds: float = 3.0) -> RingFacts:
+    def reach(self, state: str, seconds: float = PATIENCE_S) -> RingFacts:
         """Wait until the header says `state`."""
         wait_for(lambda: self.facts.state == state, seconds, f"state {state}, not {self.facts}")
         return self.facts
@@ -241,7 +242,7 @@ class Listener:
         slots = self.slots
         return slots[slots["kind"] <= gpu_ring.MEMSET if kind is None else slots["kind"] == kind]
 
-    def expect(self, records: int, seconds: float = 5.0) -> NDArray[Any]:
+    def expect(self, records: int, seconds: float = PATIENCE_S) -> NDArray[Any]:
         """Read until there are so many records, and see that no more come with them."""
         end = time.monotonic() + seconds
         while len(self.work()) < records and time.monotonic() < end:
@@ -250,7 +251,7 @@ class Listener:
         assert len(self.work()) == records, self.facts
         return self.work()
 
-    def reach_records(self, records: int, seconds: float = 10.0) -> RingFacts:
+    def reach_records(self, records: int, seconds: float = PATIENCE_S) -> RingFacts:
         """Wait, without reading, until CUPTI has delivered so many records."""
         wait_for(lambda: self.facts.records >= records, seconds, f"record {records}")
         assert self.facts.records == records

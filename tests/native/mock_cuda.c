@@ -20,7 +20,7 @@ enum { SUCCESS = 0, INVALID_VALUE = 1, NOT_INITIALIZED = 3, INVALID_DEVICE = 101
 static const struct mock_tools *_Atomic tools;
 static atomic_int initialized;
 static int devices = 2;
-static atomic_ullong wait_ns, contexts = 1, ask_ns;
+static atomic_ullong wait_ns, contexts = 1, ask_ns, asked;
 
 void mock_cuda_install(const struct mock_tools *new_tools) { atomic_store(&tools, new_tools); }
 
@@ -94,6 +94,7 @@ void mock_cuda_contexts(uint64_t mask, uint64_t ns)
 int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active)
 {
     struct timespec pause = {.tv_nsec = (long)atomic_load(&ask_ns)};
+    atomic_fetch_add(&asked, 1);
     if (device < 0 || device >= devices)
         return INVALID_DEVICE;
     nanosleep(&pause, NULL);
@@ -101,6 +102,8 @@ int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active)
     *active = atomic_load(&contexts) >> device & 1;
     return SUCCESS;
 }
+
+uint64_t mock_cuda_asked(void) { return atomic_load(&asked); }
 
 void mock_cuda_wait(uint64_t ns) { atomic_store(&wait_ns, ns); }
 

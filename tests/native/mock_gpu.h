@@ -75,6 +75,7 @@ int other_obey(const char *line, long *answer); /* harness_other.c: the same of 
 int mock_nvtx_obey(const char *line, long *answer); /* mock_nvtx.c: does what a line says of NVTX; 0: it says nothing of it */
 void mock_cuda_wait(uint64_t ns); /* how long synchronizes, blocking copies and frees take from now on */
 void mock_cuda_contexts(uint64_t mask, uint64_t ns); /* which primary contexts are active, and what each question for them takes */
+uint64_t mock_cuda_asked(void); /* how many such questions there were */
 #endif
 
 #endif

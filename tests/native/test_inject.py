@@ -80,7 +80,7 @@ def test_a_quiet_thread_beside_a_busy_one_is_not_left_waiting(start: Start, list
     probes = program.probes()
     quiet = set(probes["correlation"][probes["kernel"] == b"quiet"].tolist())
     assert len(quiet) == 1512
-    kit.wait_for(lambda: quiet <= set(listener.read()["correlation"].tolist()), 5, "its last record")
+    kit.wait_for(lambda: quiet <= set(listener.read()["correlation"].tolist()), what="its last record")
     assert listener.by_name()["quiet"] == 1512
     program.ask("stop")
     assert program.faults == {}
@@ -137,7 +137,7 @@ def test_the_clock_is_compared_again_every_second(start: Start, listen: Listen, 
     program = start().init()
     listener = listen(program)
     program.ask("set clock_offset 5000000000")
-    kit.wait_for(lambda: (listener.read()["kind"] == gpu_ring.CLOCK).sum() >= 2, 3)
+    kit.wait_for(lambda: (listener.read()["kind"] == gpu_ring.CLOCK).sum() >= 2)
     clocks = listener.slots[listener.slots["kind"] == gpu_ring.CLOCK].view(gpu_ring.CLOCKS)
     step = (clocks["cupti_ns"] - clocks["mono_ns"]).astype(np.int64)
     assert abs(int(step[-1] - step[0]) - 5_000_000_000) < 1_000_000
@@ -214,17 +214,20 @@ def test_a_hundred_thousand_names_take_bounded_memory(start: Start, listen: List
     listener = listen(program)
     program.ask("names 20000")
     listener.expect(20000)
-    resident = memory_kb(program.pid, "RssAnon")
+    resident = [memory_kb(program.pid, "RssAnon")]
     for _ in range(4):
         program.ask("names 20000")
-        listener.expect(len(listener.work()) + 20000, 10)
+        listener.expect(len(listener.work()) + 20000)
+        resident.append(memory_kb(program.pid, "RssAnon"))
     assert listener.facts.records == 100_000
     assert len(listener.names()) == 8191
     assert listener.by_name()[""] == 100_000 - sum(
         count for name, count in listener.by_name().items() if name
     )
-    # the harness itself keeps 40 bytes a name and its call
-    assert memory_kb(program.pid, "RssAnon") - resident < 80_000 * 40 // 1024 + 6000
+    # The harness itself keeps 72 bytes a name and its call, the library up to 8 MB of buffers, of which it
+    # takes more where the machine is busy; but a name takes nothing.
+    assert min(np.diff(resident)) < 20_000 * (72 + 20) // 1024
+    assert resident[-1] - resident[0] < 80_000 * 72 // 1024 + 8192 + 2000
 
 
 def memory_kb(pid: int, what: str) -> int:
@@ -290,7 +293,7 @@ def test_devices_are_known_by_uuid_even_if_the_driver_was_still_starting(
     program.tell("init")
     listener = listen(program)  # attaches while cuInit is under way
     program.process.stdout.readline()
-    kit.wait_for(lambda: len(listener.facts.uuids) == 3, 3, "the devices")
+    kit.wait_for(lambda: len(listener.facts.uuids) == 3, what="the devices")
     assert listener.facts.uuids[0] == "GPU-10111213-1415-1617-1819-1a1b1c1d1e1f"
     assert listener.facts.uuids[2] == "GPU-30313233-3435-3637-3839-3a3b3c3d3e3f"
 

@@ -39,14 +39,14 @@ def test_stacks_are_a_sample_of_known_weight(start: Start, listen: Listen, kit: 
     program = start(which=free).init()
     listener = with_budget(program, listen, 10_000)
     program.ask("spin 6")
-    kit.wait_for(lambda: listener.facts.launches_per_stack > 1, 10, "sampling")
+    kit.wait_for(lambda: listener.facts.launches_per_stack > 1, what="sampling")
     end = time.monotonic() + 2
     while time.monotonic() < end:
         listener.read()
         time.sleep(0.02)
     program.ask("stop")
     listener.read()
-    kit.wait_for(lambda: listener.facts.records == listener.facts.launches, 5)
+    kit.wait_for(lambda: listener.facts.records == listener.facts.launches)
     listener.read()
     probes, work = program.probes(), listener.work()
     facts = listener.facts
@@ -67,27 +67,33 @@ def test_a_pause_detaches_and_ends_by_itself(start: Start, listen: Listen, kit: 
     listener = with_budget(program, listen, 100_000)
     watcher = listen(program, lock=False)
     program.ask("spin 4")
-    watcher.reach("paused", 5)
+    watcher.reach("paused")
     assert watcher.facts.recording_since_ns == 0
     assert program.counters["subscribers"] == program.counters["callbacks_enabled"] == 0
     assert "--gpu-overhead" in watcher.facts.message
-    watcher.reach("recording", 20)
-    assert watcher.facts.epoch == 2
-    watcher.reach("paused", 5)
+    # What is recorded between two pauses may be over before it is seen: the second pause tells of it.
+    kit.wait_for(lambda: watcher.facts.pauses >= 2, what="the second pause")
     program.ask("stop")
-    listener.read()
-    spans = listener.slots[listener.slots["kind"] == gpu_ring.SPAN].view(gpu_ring.SPANS)
-    assert len(spans) == watcher.facts.pauses == 2
+
+    def spans_read() -> Any:
+        slots = listener.read()
+        return slots[slots["kind"] == gpu_ring.SPAN].view(gpu_ring.SPANS)
+
+    kit.wait_for(lambda: len(spans_read()) == watcher.facts.pauses, what="a span for each pause")
+    spans = spans_read()
+    assert watcher.facts.epoch >= len(spans) >= 2
     assert (spans["end_ns"] > spans["start_ns"]).all()
-    assert spans["start_ns"][1] > spans["end_ns"][0] + np.uint64(100_000_000)
+    assert (spans["start_ns"][1:] > spans["end_ns"][:-1] + np.uint64(100_000_000)).all()
     clock = listener.slots[listener.slots["kind"] == gpu_ring.CLOCK].view(gpu_ring.CLOCKS)[-1]
     shift = int(clock["mono_ns"]) - int(clock["cupti_ns"])
-    starts = listener.work()["start"].astype(np.int64) + shift
+    work = listener.work()
+    starts = work["start"][work["epoch"] <= len(spans)].astype(np.int64) + shift  # not those after the last
     inside = [(starts >= int(span["start_ns"])) & (starts < int(span["end_ns"]) + 10**6) for span in spans]
-    assert np.logical_or(*inside).mean() > 0.99
+    assert np.logical_or.reduce(inside).mean() > 0.99
     assert program.faults == {}
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])
 def test_pauses_under_a_sanitizer(
     kit: Any, start: Start, listen: Listen, tmp_path: Path, sanitizer: str
@@ -107,9 +113,11 @@ def test_pauses_under_a_sanitizer(
     listener = with_budget(program, listen, 400_000)
     program.ask("wait 100000")
     program.ask("spin 8")
-    end = time.monotonic() + 20
+    end = time.monotonic() + 200
     while listener.facts.pauses < 3 and time.monotonic() < end:
         listener.read()
+        if listener.facts.state == "recording":  # on a busy machine those that spin launch too seldom
+            program.launch(500, threads=4)
         time.sleep(0.01)
     program.launch(50, how="sync", threads=4)
     program.ask("stop")
@@ -124,11 +132,11 @@ def test_a_sampler_that_goes_ends_a_pause(start: Start, listen: Listen, dear: An
     listener = with_budget(program, listen, 1000)
     watcher = listen(program, lock=False)
     program.ask("spin 4")
-    watcher.reach("paused", 5)
+    watcher.reach("paused")
     listener.close()
-    watcher.reach("waiting", 1)
+    watcher.reach("waiting")
     assert watcher.ring.lock()
-    watcher.reach("recording", 1)  # the pause was the other's
+    watcher.reach("recording", 5)  # the pause was the other's
     time.sleep(1)
     assert watcher.facts.state == "recording"
     assert watcher.facts.launches_per_stack == 1
@@ -149,8 +157,8 @@ def test_no_calls_no_pause(start: Start, listen: Listen, dear: Any) -> None:
 
 def test_waits_are_timed_and_have_a_stack(start: Start, listen: Listen, kit: Any) -> None:
     program = start().init()
-    listener = with_budget(program, listen, 10_000)
-    program.ask("wait 2000000")
+    listener = with_budget(program, listen, 500_000)  # which a callback that was preempted does not use up
+    program.ask("wait 10000000")
     before = time.monotonic_ns()
     program.launch(7, how="sync", path="b")
     program.launch(5, how="copy")
@@ -162,7 +170,7 @@ def test_waits_are_timed_and_have_a_stack(start: Start, listen: Listen, kit: Any
     assert called == [b"cuStreamSynchronize"] * 7 + [b"cuMemcpyHtoD_v2"] * 5
     assert set(waits["weight"].tolist()) == {1.0}
     length = (waits["end_ns"] - waits["start_ns"]).astype(np.int64)
-    assert ((length >= 2_000_000) & (length < 200_000_000)).all()
+    assert ((length >= 10_000_000) & (length < after - before)).all()
     assert (waits["start_ns"] > before).all()
     assert (waits["end_ns"] < after).all()
     probes = program.probes()
@@ -199,7 +207,7 @@ def follow_events(program: Any, kit: Any) -> None:
     """The process is seen to wait for an event; from then on records of events are looked at."""
     before = program.counters["callbacks_enabled"]
     program.launch(1, how="await1", name="first")
-    kit.wait_for(lambda: program.counters["callbacks_enabled"] == before + 4, 3, "four more callbacks")
+    kit.wait_for(lambda: program.counters["callbacks_enabled"] == before + 4, what="four more callbacks")
 
 
 def test_records_of_events_are_looked_at_by_those_who_wait_for_events(
@@ -296,10 +304,10 @@ def test_event_records_are_part_of_the_cost(start: Start, listen: Listen, kit: A
     program = start().init()
     listener = listen(program)
     follow_events(program, kit)
-    kit.wait_for(lambda: listener.facts.cost_ns > 0, 3)
+    kit.wait_for(lambda: listener.facts.cost_ns > 0)
     before = listener.facts.cost_ns
     program.launch(10_000, how="rec5:33")
-    kit.wait_for(lambda: listener.facts.cost_ns - before >= 10_000 * 500, 3)
+    kit.wait_for(lambda: listener.facts.cost_ns - before >= 10_000 * 500)
 
 
 def test_a_cupti_that_cannot_tell_streams(kit: Any, start: Start, listen: Listen, tmp_path: Path) -> None:
@@ -314,7 +322,7 @@ def test_short_waits_are_a_sample_by_their_length(start: Start, listen: Listen, 
     """The time in them is estimated without bias."""
     program = start().init()
     listener = with_budget(program, listen, 500_000)
-    kit.wait_for(lambda: listener.facts.wait_threshold_ns > 0, 2)
+    kit.wait_for(lambda: listener.facts.wait_threshold_ns > 0)
     program.ask("wait 5000")
     program.launch(2000, how="sync", threads=2)
     facts = listener.facts
@@ -350,9 +358,9 @@ def test_records_know_their_launch(start: Start, listen: Listen, kit: Any) -> No
     program.launch(1)  # judged when the next comes
     listener.expect(123)
     assert (listener.facts.judged, listener.facts.behind) == (108, 0)
-    program.ask("long 10000000")  # ten milliseconds each: the later ones wait
+    program.ask("long 300000000")  # of each, far longer than the five calls take: the later ones wait
     program.launch(5, "slow")
-    kit.wait_for(lambda: listener.facts.judged == 113, 3)
+    kit.wait_for(lambda: listener.facts.judged == 113)
     assert listener.facts.behind == 3  # the last is not judged yet
 
 
@@ -360,7 +368,7 @@ def test_the_cost_is_told(start: Start, listen: Listen, kit: Any) -> None:
     program = start().init()
     listener = listen(program)
     program.launch(1000)
-    kit.wait_for(lambda: listener.facts.cost_ns >= 1000 * 1800, 3)
+    kit.wait_for(lambda: listener.facts.cost_ns >= 1000 * 1800)
     facts = listener.facts
     assert 0 < facts.callback_ns < facts.cost_ns < 10**9
 

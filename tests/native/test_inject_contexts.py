@@ -11,14 +11,16 @@ import pytest
 
 Start = Callable[..., Any]
 Listen = Callable[..., Any]
-SETTLE_S = 0.3
+SETTLE_S = 0.8
+EXPECT_S, UNSETTLED_S = 2 * SETTLE_S, 3 * SETTLE_S
 WAITING = "it makes CUDA contexts over and over"
 
 
 @pytest.fixture(scope="module")
 def slow(kit: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The library with times that a test can tell apart."""
-    flags = ("-DEXPECT_NS=600000000ull", "-DUNSETTLED_NS=900000000ull")
+    times = {"EXPECT_NS": EXPECT_S, "UNSETTLED_NS": UNSETTLED_S}
+    flags = [f"-D{name}={int(seconds * 1e9)}ull" for name, seconds in times.items()]
     return kit.build(tmp_path_factory.mktemp("slow"), library=flags, settle_ns=int(SETTLE_S * 1e9))
 
 
@@ -31,10 +33,12 @@ def test_one_who_is_there_while_contexts_are_made_waits(
 ) -> None:
     program = start(which=slow).init()
     listener = listen(program, wait=False)
-    for turn in range(14):  # longer than it would wait for any of them
+    end, turn = time.monotonic() + UNSETTLED_S + SETTLE_S, 0  # longer than it would wait for any of them
+    while time.monotonic() < end:
         program.ask(f"contexts {1 + turn % 3} 0")
         time.sleep(0.1)
         assert (listener.facts.state, subscribers(program)) == ("waiting", 0), turn
+        turn += 1
     assert WAITING in listener.facts.message
     listener.close()
     listener = listen(program, lock=False)
@@ -85,7 +89,7 @@ def test_where_a_sampler_is_expected_it_attaches_within_the_driver_s_start(
     listener.expect(108)
     assert listener.by_name() == {"early": 7, "later": 101}
     assert listener.facts.uuids[1] is not None
-    time.sleep(1.0)  # longer than it is expected
+    time.sleep(EXPECT_S + SETTLE_S)  # longer than it is expected
     assert listener.facts.state == "recording"
     assert program.counters["subscribes"] == 1
     assert program.faults == {}
@@ -116,13 +120,13 @@ def test_a_detach_waits_for_contexts_but_not_for_ever(
 ) -> None:
     program = start(which=slow).init()
     listener = listen(program)
+    began = time.monotonic()
     program.ask("contexts 3 25000000")
     time.sleep(0.1)
     listener.close()
-    began = time.monotonic()
     reader = listen(program, lock=False)
-    reader.reach("detaching", 4.0)
-    assert time.monotonic() - began > 0.5
+    reader.reach("detaching")
+    assert time.monotonic() - began > UNSETTLED_S / 2
     program.launch(1)
     kit.wait_for(lambda: subscribers(program) == 0, what="the finalize")
 
@@ -134,7 +138,7 @@ def test_a_refusal_within_the_driver_s_start_is_tried_again(
     listener = listen(program, wait=False)
     listener.reach("refused")
     program.ask("set subscribe_result 0")
-    listener.reach("recording", 5.0)
+    listener.reach("recording")
 
 
 def test_contexts_that_were_made_long_ago_do_not_count(start: Start, listen: Listen, slow: Any) -> None:
@@ -142,13 +146,13 @@ def test_contexts_that_were_made_long_ago_do_not_count(start: Start, listen: Lis
     program = start(which=slow).init()
     listener = listen(program)
     program.ask("contexts 3 0")
-    time.sleep(1.5)  # settled, and longer ago than a detach waits
+    time.sleep(UNSETTLED_S + SETTLE_S)  # settled, and longer ago than a detach waits
+    began = time.monotonic()
     program.ask("contexts 3 25000000")
     time.sleep(0.1)
     listener.close()
-    began = time.monotonic()
-    listen(program, lock=False).reach("detaching", 4.0)
-    assert time.monotonic() - began > 0.5
+    listen(program, lock=False).reach("detaching")
+    assert time.monotonic() - began > UNSETTLED_S / 2
 
 
 def test_another_library_is_started_before_it_attaches(
@@ -186,4 +190,4 @@ def test_a_process_that_got_no_thread_ends_at_once(start: Start, kit: Any, tmp_p
     program = start(which=patient, GPUPROF_EXPECT_LISTENER="1", LD_PRELOAD=str(refuses)).init()
     assert subscribers(program) == 1
     program.ask("launch 1 a kernel k 1")
-    assert program.end("exit 0", 20) == 0
+    assert program.end("exit 0") == 0

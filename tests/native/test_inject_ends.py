@@ -67,7 +67,7 @@ def test_exit_from_a_signal_handler_within_cuda_calls(start: Start, listen: List
             with suppress(ProcessLookupError):
                 os.kill(tid, signal.SIGTERM)
                 break
-        assert program.process.wait(5) == 0
+        assert program.process.wait(kit.PATIENCE_S) == 0
 
 
 def test_exit_while_it_waits_to_detach(start: Start, listen: Listen) -> None:
@@ -104,9 +104,7 @@ def test_a_flush_that_hangs_does_not_keep_the_process(start: Start, listen: List
     listener = listen(program)
     program.launch(2000)
     kit.wait_for(lambda: len(listener.read()) and len(listener.work()) >= 1000, what="a full buffer")
-    began = time.monotonic()
-    assert program.end("exit 5") == 5
-    assert time.monotonic() - began < 3
+    assert program.end("exit 5") == 5  # and does not wait for ever
 
 
 @pytest.mark.parametrize(("line", "status"), [("_exit 7", 7), (f"raise {int(signal.SIGKILL)}", -9)])
@@ -163,7 +161,7 @@ def test_forked_children_are_silent_and_the_parent_goes_on(start: Start, listen:
     program.ask("stop")
     program.launch(13, "after")
     listener.read()
-    kit.wait_for(lambda: listener.facts.records == listener.facts.launches, 3)
+    kit.wait_for(lambda: listener.facts.records == listener.facts.launches)
     listener.read()
     facts = listener.facts
     assert facts.state == "recording"
@@ -183,7 +181,7 @@ def test_a_forked_child_holds_no_ring(start: Start, listen: Listen, kit: Any) ->
     def links() -> str:
         return " ".join(os.readlink(link) for link in (child / "fd").iterdir())
 
-    kit.wait_for(lambda: "memfd" not in links(), 2, "closing")  # once it runs
+    kit.wait_for(lambda: "memfd" not in links(), what="closing")  # once it runs
     assert "memfd" not in (child / "maps").read_text()
     assert program.ring_fds() != []
     program.ask("kill_child")

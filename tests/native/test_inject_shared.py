@@ -141,7 +141,7 @@ def test_one_that_wants_to_be_alone_is_named_and_outwaited(
     assert listener.reach("refused").message == f"another profiler uses CUPTI in this process: {said}"
     program.launch(5)
     assert program.ask("other_leave") == "0"
-    assert listener.reach("recording", 4).message == ""
+    assert listener.reach("recording").message == ""
     assert program.faults == {}
 
 
@@ -192,7 +192,7 @@ def test_the_other_ends_cupti_for_all(shared: Any, listen: Listen, kit: Any) -> 
     ended = time.monotonic_ns()
     message = listener.reach("refused").message
     assert message == "torch has let go of CUPTI for the whole process; attaching anew"
-    assert listener.reach("recording", 5).message == ""
+    assert listener.reach("recording").message == ""
     assert listener.facts.epoch == 2
     shared.launch(31)
     listener.expect(81)
@@ -221,8 +221,8 @@ def test_a_slow_launcher_costs_the_other_few_flushes(shared: Any, listen: Listen
 
 @pytest.fixture(scope="module")
 def hasty(kit: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """One that waits for buffers only a second, after which what comes is nobody's."""
-    flags = (POLL, "-DGIVE_UP_NS=1000000000ull")
+    """One that waits for buffers only three seconds, after which what comes is nobody's."""
+    flags = (POLL, "-DGIVE_UP_NS=3000000000ull")
     return kit.build(tmp_path_factory.mktemp("hasty"), cupti=("-DMOCK_MULTI",), library=flags)
 
 
@@ -233,7 +233,7 @@ def test_a_buffer_that_is_out_keeps_the_subscription(
     program = start(which=hasty).init()
     program.ask("other_shares torch")
     listener = listen(program)
-    program.ask("long 400000000")
+    program.ask("long 2000000000")
     program.launch(1)
     unlock(listener)
     listener.reach("waiting")
@@ -255,11 +255,11 @@ def test_a_buffer_that_comes_after_we_left_is_counted(
     program = start(which=hasty).init()
     program.ask("other_shares torch")
     listener = listen(program)
-    program.ask("long 2000000000")
+    program.ask("long 6000000000")
     program.launch(1)
     unlock(listener)
     kit.wait_for(lambda: program.counters["unsubscribes"] == 1)
-    kit.wait_for(lambda: program.counters["buffers_out"] == 0, 5, "the buffer")
+    kit.wait_for(lambda: program.counters["buffers_out"] == 0, what="the buffer")
     kit.wait_for(lambda: listener.facts.cupti_dropped == 1)
     assert listener.facts.records == 0
     assert left_alone(program)
@@ -272,14 +272,12 @@ def test_a_pause_lets_the_other_go_on(start: Start, listen: Listen, kit: Any, tm
     listener = listen(program, lock=False)
     assert listener.ring.lock(100_000)
     program.ask("spin 4")
-    facts = listener.reach("paused", 5)
+    facts = listener.reach("paused")
     assert facts.message.startswith("paused, to stay within --gpu-overhead; not at native speed meanwhile")
     assert "torch" in facts.message
     assert program.counters["callbacks_enabled"] == program.counters["kinds_enabled"] == 0
-    listener.reach("recording", 20)
-    listener.reach("paused", 5)
+    kit.wait_for(lambda: listener.facts.pauses >= 2, what="the second pause")
     program.ask("stop")
-    assert listener.facts.pauses >= 2
     assert left_alone(program)
 
 
@@ -302,22 +300,22 @@ def test_children_and_the_end_of_a_process(shared: Any, listen: Listen, kit: Any
     assert shared.faults == {}
 
 
-def cycle_beside(cycles: int, program: Any, listen: Listen, kit: Any, seconds: float = 60.0) -> None:
+def cycle_beside(cycles: int, program: Any, listen: Listen, kit: Any, seconds: float = 240.0) -> None:
     """Attach and detach again and again while threads launch and the other records."""
     listener = listen(program, lock=False)
     program.ask(f"spin {SPINNING}")
     end = time.monotonic() + seconds
     for cycle in range(cycles):
         kit.wait_for(listener.ring.lock)
-        kit.wait_for(lambda: listener.facts.state == "recording", 10, "an attach")
+        kit.wait_for(lambda: listener.facts.state == "recording", what="an attach")
         assert listener.facts.message.startswith(SHARES)
         listener.read()
         unlock(listener)
-        kit.wait_for(lambda: listener.facts.state == "waiting", 10, "a detach")
+        kit.wait_for(lambda: listener.facts.state == "waiting", what="a detach")
         assert time.monotonic() < end, f"only {cycle} cycles"
     program.ask("stop")
-    kit.wait_for(lambda: program.counters["buffers_out"] == 0, 10, "the last buffer")
-    kit.wait_for(lambda: program.counters["subscribers"] == 1, 10, "the end of our subscription")
+    kit.wait_for(lambda: program.counters["buffers_out"] == 0, what="the last buffer")
+    kit.wait_for(lambda: program.counters["subscribers"] == 1, what="the end of our subscription")
     listener.read()
     facts, counters = listener.facts, program.counters
     assert counters["callbacks_enabled"] == counters["kinds_enabled"] == 0
@@ -330,6 +328,7 @@ def cycle_beside(cycles: int, program: Any, listen: Listen, kit: Any, seconds: f
     assert program.end() == 0
 
 
+@pytest.mark.timeout(300)
 def test_two_hundred_cycles_beside_another(start: Start, listen: Listen, kit: Any, tmp_path: Path) -> None:
     fast = kit.build(tmp_path / "fast", library=(POLL,), cupti=("-DMOCK_MULTI",))
     program = start(which=fast).init()
@@ -337,6 +336,7 @@ def test_two_hundred_cycles_beside_another(start: Start, listen: Listen, kit: An
     cycle_beside(200, program, listen, kit)
 
 
+@pytest.mark.timeout(300)
 def test_the_other_comes_and_goes(start: Start, listen: Listen, kit: Any, tmp_path: Path) -> None:
     """Alone and beside the other by turns, under launching threads."""
     fast = kit.build(tmp_path / "fast", library=(POLL,), cupti=("-DMOCK_MULTI",))
@@ -348,16 +348,16 @@ def test_the_other_comes_and_goes(start: Start, listen: Listen, kit: Any, tmp_pa
             if other:
                 assert program.ask("other_shares torch") == "0"
             kit.wait_for(listener.ring.lock)
-            kit.wait_for(lambda: listener.facts.state == "recording", 10, "an attach")
+            kit.wait_for(lambda: listener.facts.state == "recording", what="an attach")
             assert listener.facts.message.startswith(SHARES) == other
             listener.read()
             unlock(listener)
-            kit.wait_for(lambda: listener.facts.state == "waiting", 10, "a detach")
-            kit.wait_for(lambda other=other: program.counters["subscribers"] == other, 10, "our leave")
+            kit.wait_for(lambda: listener.facts.state == "waiting", what="a detach")
+            kit.wait_for(lambda other=other: program.counters["subscribers"] == other, what="our leave")
             if other:
                 assert program.ask("other_leave") == "0"
     program.ask("stop")
-    kit.wait_for(lambda: program.counters["buffers_out"] == 0, 10)
+    kit.wait_for(lambda: program.counters["buffers_out"] == 0)
     listener.read()
     counters, facts = program.counters, listener.facts
     assert (counters["finalizes"], counters["unsubscribes"]) == (60, 60)
@@ -383,6 +383,7 @@ def sanitized(kit: Any, start: Start, folder: Path, sanitizer: str) -> Any:
         pytest.skip(f"the sanitizer does not run here: {program.errors[:200]!r}")
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])
 def test_cycles_beside_another_under_a_sanitizer(
     kit: Any, start: Start, listen: Listen, tmp_path: Path, sanitizer: str
@@ -393,6 +394,7 @@ def test_cycles_beside_another_under_a_sanitizer(
     assert program.errors == b""
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])
 def test_all_at_once_under_a_sanitizer(
     kit: Any, start: Start, listen: Listen, tmp_path: Path, sanitizer: str

@@ -42,7 +42,8 @@ class Sampling:
         begin = time.monotonic_ns()
         time.sleep(seconds)
         end = time.monotonic_ns()
-        time.sleep(0.5)
+        self.stacks.settle(30.0)
+        time.sleep(0.5)  # what is named later than it comes
         return begin, end
 
     def rows(self, span: tuple[int, int], pids: Sequence[int] = ()) -> Rows:

@@ -40,7 +40,7 @@ NOP_FLAGS = [
 GPU = "GPU-01020304-0506-0708-090a-0b0c0d0e0f10"
 ADD_KERNEL = "at::native::vectorized_elementwise_kernel"  # template arguments are cut off below
 FORWARD_GEMM, BACKWARD_ADD, COPIES = 1009, 503, 101  # as fake_gpu launches them
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 @dataclass

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from machine_time import PATIENCE_S
 
 from gpuprof.sampler import endpoint
 from gpuprof.sampler.server import Server
@@ -77,7 +78,7 @@ class Service:
 
     def stop(self) -> None:
         self.loop.call_soon_threadsafe(self.stopping.set)
-        self.thread.join(5)
+        self.thread.join(PATIENCE_S)
         self.loop.close()
 
 
@@ -110,10 +111,14 @@ def wait_until_it_records(process: subprocess.Popen[str]) -> None:
 
 def test_what_was_sampled_while_the_command_ran_is_in_the_file(service: Service, tmp_path: Path) -> None:
     path = tmp_path / "a.gpuprof"
-    process = record("--socket", service.path, "-o", str(path), "--", "sh", "-c", "sleep 0.5; exit 3")
+    go = tmp_path / "go"
+    script = f"while [ ! -e {go} ]; do sleep 0.05; done; exit 3"
+    process = record("--socket", service.path, "-o", str(path), "--", "sh", "-c", script)
     wait_until_it_records(process)
     service.add(5000, time.monotonic_ns(), 0.1)
-    _, err = process.communicate(timeout=20)
+    time.sleep(0.15)  # of samples nothing may lie ahead
+    go.touch()
+    _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 3, err
     assert "5,000 CPU samples" in err
     opened = read_snapshot(path)
@@ -129,7 +134,7 @@ def test_a_command_that_a_signal_ended_is_said_as_a_shell_says_it(
     process = record("--socket", service.path, "-o", file, "--", "sh", "-c", f"sleep 0.3; kill -{name} $$")
     wait_until_it_records(process)
     service.add(100, time.monotonic_ns(), 0.01)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 128 + signal.Signals[f"SIG{name}"]
     assert ("the command was ended by SIG" + name in err) == (name != "TERM")
 
@@ -141,7 +146,7 @@ def test_ctrl_c_ends_it_with_what_was_recorded(service: Service, tmp_path: Path)
     service.add(100, time.monotonic_ns(), 0.01)
     time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, err
     assert read_snapshot(path).history.query(Query(1, "cpu", 0, 1 << 60)).total_weight[0] == 100
 
@@ -150,7 +155,7 @@ def test_time_ends_the_command_too(service: Service, tmp_path: Path) -> None:
     process = record(
         "--socket", service.path, "-o", str(tmp_path / "a"), "--for", "0.3s", "--", "sleep", "60"
     )
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, err
     assert read_snapshot(tmp_path / "a").damage is None
 
@@ -176,19 +181,20 @@ def test_all_that_the_command_has_started_ends_with_it(service: Service, tmp_pat
     """A pipe after `record` would hang on what lived on. What made itself a session of its own stays."""
     mark, daemon = f"4711.{os.getpid()}", f"4712.{os.getpid()}"
     script = f"setsid sleep {daemon} >&- 2>&- & sleep {mark} | cat; echo after"
-    limit = ("--for", "2s") if how == "time" else ()
+    limit = ("--for", "4s") if how == "time" else ()
     argv = ("--socket", service.path, "-o", str(tmp_path / "a"), *limit, "--", "sh", "-c", script)
     process = record(*argv)
     try:
         wait_until_it_records(process)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE_S
         while not (processes_with(mark) and processes_with(daemon)) and time.monotonic() < deadline:
             time.sleep(0.02)
         assert processes_with(mark)
+        assert processes_with(daemon)
         for _ in range({"time": 0, "SIGTERM": 1}.get(how, 2)):
             process.send_signal(signal.SIGTERM if how == "SIGTERM" else signal.SIGINT)
             time.sleep(0.1)
-        out, err = process.communicate(timeout=20)  # to the end of its pipes
+        out, err = process.communicate(timeout=PATIENCE_S)  # to the end of its pipes
         # After SIGTERM it is the command's own where that ended before the recording was complete.
         assert process.returncode in {"time": (0,), "SIGTERM": (130, 143)}.get(how, (130,)), err
         assert "after" not in out
@@ -220,7 +226,7 @@ def test_what_does_not_end_on_sigterm_is_named_and_killed(service: Service, tmp_
             lines[-1],
         )
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=8)
+        process.communicate(timeout=PATIENCE_S)
         assert processes_with(mark) == []
         assert process.returncode == 130
     finally:
@@ -231,12 +237,12 @@ def test_ended_before_it_began_is_said(service: Service, tmp_path: Path) -> None
     service.set_status("starting")
     path = tmp_path / "a.gpuprof"
     process = record("--socket", service.path, "-o", str(path))
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_S
     while not path.exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     time.sleep(0.1)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=10)
+    _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
     said = "gpuprof-tui: ended before the recording began: nothing was recorded, and no file is left\n"
     assert err == said
@@ -251,7 +257,7 @@ def test_a_quiet_recording_is_as_long_as_was_asked_for(service: Service, tmp_pat
     wait_until_it_records(process)
     if rows:
         service.add(10, time.monotonic_ns(), 0.1)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, err
     history = read_snapshot(path).history
     assert history.span[1] - history.span[0] == 1_300_000_000
@@ -269,13 +275,13 @@ def test_under_sudo_file_and_command_are_the_callers(service: Service, tmp_path:
     sudo = {"SUDO_UID": "1", "SUDO_GID": "1"}
     script = "id -u; id -g; echo $HOME"
     process = record("--socket", service.path, "-o", str(path), "--", "sh", "-c", script, environ=sudo)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, err
     assert out.split() == ["1", "1", "/usr/sbin"]
     assert path.stat().st_uid == 1
     # A file that only root may replace is not replaced in the caller's name.
     process = record("--socket", service.path, "-o", "/etc/gpuprof-test", "--for", "1s", environ=sudo)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 3
     assert "Permission denied" in err
     assert not os.path.exists("/etc/gpuprof-test")
@@ -285,19 +291,19 @@ def test_a_file_that_is_there_is_kept_unless_forced(service: Service, tmp_path: 
     path = tmp_path / "a.gpuprof"
     path.write_text("precious")
     process = record("--socket", service.path, "-o", str(path), "--for", "1s")
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 3
     assert "--force" in err
     assert path.read_text() == "precious"
     process = record("--socket", service.path, "-o", str(path), "--for", "0.2s", "--force")
-    process.communicate(timeout=20)
+    process.communicate(timeout=PATIENCE_S)
     assert read_snapshot(path).damage is None
 
 
 def test_a_command_that_does_not_exist(service: Service, tmp_path: Path) -> None:
     process = record("--socket", service.path, "-o", str(tmp_path / "a"), "--", "no-such-program")
-    _, err = process.communicate(timeout=20)
-    assert process.returncode == 2
+    _, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 127
     assert "command not found" in err
     assert "Traceback" not in err
 
@@ -305,12 +311,17 @@ def test_a_command_that_does_not_exist(service: Service, tmp_path: Path) -> None
 def test_a_sampler_that_ends_leaves_a_whole_file_and_the_command(service: Service, tmp_path: Path) -> None:
     path = tmp_path / "a.gpuprof"
     mark = tmp_path / "mark"
-    process = record("--socket", service.path, "-o", str(path), "--", "sh", "-c", f"sleep 1; touch {mark}")
+    go = tmp_path / "go"
+    script = f"while [ ! -e {go} ]; do sleep 0.05; done; touch {mark}"
+    process = record("--socket", service.path, "-o", str(path), "--", "sh", "-c", script)
     wait_until_it_records(process)
     service.add(100, time.monotonic_ns(), 0.01)
     time.sleep(0.5)
     service.loop.call_soon_threadsafe(service.stopping.set)
-    _, err = process.communicate(timeout=20)
+    service.thread.join(PATIENCE_S)
+    time.sleep(1)  # the recorder has seen it long before the command ends
+    go.touch()
+    _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 5, err
     assert "before the recording did" in err
     assert mark.exists()
@@ -336,7 +347,7 @@ def test_a_full_disk_is_said_and_what_came_before_is_readable(service: Service, 
             break
         service.add(20_000, begin_ns + 11 * second * SECOND, 11.0)
         time.sleep(0.15)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 3, err
     assert "No space left" in err or "full" in err
     assert "Traceback" not in err
@@ -356,19 +367,19 @@ def test_nothing_of_what_was_asked_for_is_an_exit_code(tmp_path: Path, privilege
         path = tmp_path / "a.gpuprof"
         argv = ("--socket", made.path, "-o", str(path))
         process = record(*argv, "--for", "0.3s")
-        _, err = process.communicate(timeout=20)
+        _, err = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == (EXIT_UNAVAILABLE if privileged else EXIT_NO_PERMISSION), err
         assert "neither CPU stacks nor anything of a GPU could be recorded" in err
         assert "getting ready" not in err
         assert read_snapshot(path).damage is None
         for code in (0, 7):  # the command's own failure is the more telling one
             process = record(*argv, "--force", "--", "sh", "-c", f"exit {code}")
-            _, err = process.communicate(timeout=20)
+            _, err = process.communicate(timeout=PATIENCE_S)
             wanted = EXIT_UNAVAILABLE if privileged else EXIT_NO_PERMISSION
             assert process.returncode == (code or wanted), err
         made.set_status("ok", extra=SourceStatus("nvml", "ok"))
         process = record(*argv, "--force", "--for", "0.3s")
-        _, err = process.communicate(timeout=20)
+        _, err = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0, err
     finally:
         made.stop()
@@ -377,7 +388,7 @@ def test_nothing_of_what_was_asked_for_is_an_exit_code(tmp_path: Path, privilege
 @pytest.mark.parametrize("device", ["/dev/full", "/dev/null"])
 def test_a_device_is_no_place_for_a_recording(service: Service, device: str) -> None:
     process = record("--socket", service.path, "-f", "-o", device, "--for", "0.2s")
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 3
     assert f"{device} is a device" in err
     assert "--force" not in err
@@ -392,7 +403,7 @@ def test_a_recorder_that_is_killed_leaves_most_and_reading_meanwhile_is_no_fault
     while not any("recording to" in line for line in lines):
         lines.append(process.stderr.readline())
     assert "getting ready" in lines[0]
-    deadline, early = time.monotonic() + 20, set()
+    deadline, early = time.monotonic() + PATIENCE_S, set()
     while time.monotonic() < deadline:
         time.sleep(0.2)
         try:
@@ -405,7 +416,7 @@ def test_a_recorder_that_is_killed_leaves_most_and_reading_meanwhile_is_no_fault
         break
     assert early <= {True}
     process.kill()
-    process.communicate(timeout=20)
+    process.communicate(timeout=PATIENCE_S)
     left = read_snapshot(path)
     assert left.growing is None
     assert left.damage is not None

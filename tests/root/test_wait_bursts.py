@@ -122,3 +122,26 @@ def test_long_waits_are_exact_where_others_wait_too_often_for_all_stacks_to_be_t
     # A thread that waits seldom has an allowance of its own, so that others do not take its stacks.
     assert sum("long_poll" in row.names for row in mine) >= 0.9 * len(mine), {row.names for row in mine}
     assert all("long_poll" in row.names or NOT_TAKEN in row.names for row in mine)
+
+
+def test_the_functions_of_a_program_that_is_gone_before_its_waits_are_named(tmp_path: Path) -> None:
+    """A short-lived Python program, of another name than what started it: its code objects are told by the
+    kernel side, and its thread has the name that it had last.
+    """
+    nap = (
+        "import ctypes, time\n"
+        "ctypes.CDLL(None).prctl(15, b'napper', 0, 0, 0)\n"
+        "def the_nap(): time.sleep(0.15)\n"
+        "the_nap()\n"
+    )
+    script = (
+        "import subprocess, sys, time\ntime.sleep(0.5)\n"
+        f"for _ in range(12): subprocess.run([sys.executable, '-I', '-c', {nap!r}])\n"
+    )
+    _, history = recorded(tmp_path / "a.gpuprof", sys.executable, "-c", script)
+    mine = [row for row in rows_of(history) if row.thread == "napper" and row.ns >= UNWALKED_NS]
+    naps = [row for row in mine if "sleep" in row.names]
+    assert len(naps) >= 12, status_of(history)
+    unsaid = [row.names for row in naps if not any(name[:1] == "[" for name in row.names)]
+    assert unsaid
+    assert all("the_nap" in names for names in unsaid), unsaid

@@ -338,8 +338,10 @@ def test_a_storm_is_thinned_and_a_quiet_process_is_not() -> None:
     of_one = f"so many of process {truths['storm'].pid} that its waits under"
     assert of_one in status.reason or "are sampled, of some processes those under up to" in status.reason
     quiet, storm = truths["quiet"].rows, truths["storm"].rows
-    assert {row.weight for row in quiet} == {1.0}
-    assert len([row for row in quiet if row.kind == WaitKind.BLOCKED and "sleep" in row.leaf]) >= 100
+    # On a busy machine it waits for a CPU as well, and so briefly that this is sampled with all others.
+    sleeps = [row for row in quiet if row.kind == WaitKind.BLOCKED and "sleep" in row.leaf]
+    assert {row.weight for row in sleeps} == {1.0}
+    assert len(sleeps) >= 100
     assert len(storm) < 2 * 6000 * 0.6
     truth = truths["storm"]
     found, expected = sum(row.ns for row in storm) / NS, truth.end - truth.begin - truth.cpu

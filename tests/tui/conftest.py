@@ -118,6 +118,20 @@ def pty_screen() -> ModuleType:
     return _load("pty_screen")
 
 
+@pytest.fixture(autouse=True)
+def _keep_what_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Toasts go by themselves: a test on a busy machine may not come to see them."""
+    from gpuprof.tui.app import GpuprofApp
+
+    notify = GpuprofApp.notify
+
+    def notify_and_keep(app: Any, message: str, **options: Any) -> None:
+        app.__dict__.setdefault("all_said", []).append(message)
+        notify(app, message, **options)
+
+    monkeypatch.setattr(GpuprofApp, "notify", notify_and_keep)
+
+
 Listening = Callable[[Any], AbstractContextManager[str]]
 
 

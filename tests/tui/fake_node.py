@@ -22,6 +22,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from fake_stacks import NATIVE, PYTHON, STACKS, Function
 
 from gpuprof.snapshots.errors import GpuprofError
 from gpuprof.snapshots.frames import (
@@ -44,98 +45,6 @@ from gpuprof.snapshots.wire import Decoder, pack
 from gpuprof.snapshots.work_frames import RateQuery
 
 GPU_OFF = SourceStatus("gpu", "off", "no process is set up to record GPU work", "gpuprof-tui run -- CMD")
-PYTHON, NATIVE, KERNEL = FrameKind.PYTHON, FrameKind.NATIVE, FrameKind.KERNEL_SPACE
-
-_RUNTIME = [
-    ("_start", "", "python3.11", NATIVE, 0),
-    ("__libc_start_main", "", "libc.so.6", NATIVE, 0),
-    ("Py_BytesMain", "", "python3.11", NATIVE, 0),
-    ("<module>", "/srv/train/train.py", "", PYTHON, 112),
-    ("main", "/srv/train/train.py", "", PYTHON, 88),
-]
-_STACKS: list[tuple[float, int, list[tuple[str, str, str, FrameKind, int]]]] = [
-    (
-        30,
-        0,
-        [
-            *_RUNTIME,
-            ("step", "/srv/train/train.py", "", PYTHON, 31),
-            ("linear", "/usr/lib/python3/dist-packages/torch/nn/functional.py", "", PYTHON, 114),
-            (
-                "at::native::addmm_out_cuda_impl(at::Tensor&, at::Tensor const&, at::Tensor const&)",
-                "",
-                "libtorch_cuda.so",
-                NATIVE,
-                0,
-            ),
-            ("cublasGemmEx", "", "libcublas.so.12", NATIVE, 0),
-            ("cudaLaunchKernel", "", "libcudart.so.12", NATIVE, 0),
-            ("cuLaunchKernel", "", "libcuda.so.580.159.04", NATIVE, 0),
-        ],
-    ),
-    (
-        9,
-        0,
-        [
-            *_RUNTIME,
-            ("step", "/srv/train/train.py", "", PYTHON, 33),
-            ("backward", "/usr/lib/python3/dist-packages/torch/_tensor.py", "", PYTHON, 522),
-            ("torch::autograd::Engine::execute", "", "libtorch_cpu.so", NATIVE, 0),
-        ],
-    ),
-    (
-        5,
-        0,
-        [
-            *_RUNTIME,
-            ("step", "/srv/train/train.py", "", PYTHON, 35),
-            ("item", "/usr/lib/python3/dist-packages/torch/_tensor.py", "", PYTHON, 900),
-            ("cudaStreamSynchronize", "", "libcudart.so.12", NATIVE, 0),
-            ("clock_gettime", "", "[vdso]", NATIVE, 0),
-        ],
-    ),
-    (
-        34,
-        1,
-        [
-            *_RUNTIME,
-            ("_next_data", "/usr/lib/python3/dist-packages/torch/utils/data/dataloader.py", "", PYTHON, 733),
-            ("fetch", "/usr/lib/python3/dist-packages/torch/utils/data/_utils/fetch.py", "", PYTHON, 54),
-            ("__getitem__", "/srv/train/dataset.py", "", PYTHON, 41),
-            ("decode", "/srv/train/dataset.py", "", PYTHON, 57),
-            ("jpeg_idct_islow", "", "libjpeg.so.62", NATIVE, 0),
-        ],
-    ),
-    (
-        8,
-        1,
-        [
-            *_RUNTIME,
-            ("_next_data", "/usr/lib/python3/dist-packages/torch/utils/data/dataloader.py", "", PYTHON, 733),
-            ("open", "/usr/lib/python3.11/tokenize.py", "", PYTHON, 451),
-            ("__libc_open64", "", "libc.so.6", NATIVE, 0),
-            ("do_sys_openat2", "", "[kernel]", KERNEL, 0),
-            ("path_openat", "", "[kernel]", KERNEL, 0),
-        ],
-    ),
-    (
-        3,
-        2,
-        [
-            ("ret_from_fork", "", "[kernel]", KERNEL, 0),
-            ("kthread", "", "[kernel]", KERNEL, 0),
-            ("worker_thread", "", "[kernel]", KERNEL, 0),
-        ],
-    ),
-    (
-        1.5,
-        0,
-        [
-            ("[truncated: no unwind table for this code]", "", "", FrameKind.UNKNOWN, 0),
-            ("0x7f12aa00", "", "memfd:jit", FrameKind.JIT, 0),
-        ],
-    ),
-]
 
 
 class FakeNode:
@@ -216,7 +125,7 @@ class FakeNode:
             ]
             self._weights: list[float] = []
             self._rows: list[tuple[int, int]] = []
-            for weight, thread, frames in _STACKS:
+            for weight, thread, frames in STACKS:
                 self._add(weight, self._threads[thread], frames)
             for place, name in enumerate(hostile):
                 pid = 9000 + place
@@ -225,7 +134,7 @@ class FakeNode:
                 thread = tables.thread(process, pid, name)
                 self._add(4, thread, [(name, name, name, NATIVE, 3), (name + "-callee", "", name, PYTHON, 9)])
 
-    def _add(self, weight: float, thread: int, frames: list[tuple[str, str, str, FrameKind, int]]) -> None:
+    def _add(self, weight: float, thread: int, frames: list[Function]) -> None:
         tables = self.history.tables
         ids = [
             tables.frame(tables.function(name, file, binary, kind), line)
@@ -260,7 +169,7 @@ class FakeNode:
         kernel = ("sm90_xmma_gemm_bf16<128, 256>", "", "[gpu]", FrameKind.GPU_KERNEL, 0)
         copy = ("memcpy HtoD", "", "[gpu]", FrameKind.GPU_COPY, 0)
         with history.lock:
-            paths = (([*_STACKS[0][2], kernel], 0, 15), ([*_STACKS[2][2][:-1], copy], 16, 2))
+            paths = (([*STACKS[0][2], kernel], 0, 15), ([*STACKS[2][2][:-1], copy], 16, 2))
             for n, gpu in enumerate(self.gpus):
                 every = np.arange(start_ns - start_ns % 20_000_000, end_ns, 20_000_000)
                 every = every[((every / 1e9 + n) % 9 >= 2.2) & (every >= start_ns)]

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pyte
 
-
 PROBE = b"\x1b[6n"
+PATIENCE_S = 60.0  # far more than anything takes; a slow machine is no failure
 
 
 class PtyScreen:
@@ -85,7 +85,7 @@ class PtyScreen:
             self._stream.feed(data)
         return True
 
-    def wait_for(self, condition: str | Callable[[str], bool], timeout: float = 15.0) -> str:
+    def wait_for(self, condition: str | Callable[[str], bool], timeout: float = PATIENCE_S) -> str:
         """Read until the screen shows a text (or a condition on it holds); the screen's text."""
         end = time.monotonic() + timeout
         while time.monotonic() < end:
@@ -96,8 +96,32 @@ class PtyScreen:
         raise AssertionError(f"{condition!r} did not appear; the screen is:\n{self.text}")
 
     def wait_drawn(self) -> str:
-        """Read until charts and a tree with its samples stand ("waiting for the first samples" is neither)."""
+        """Read until charts and a tree with its samples stand; "waiting for the first samples" is neither."""
         return self.wait_for(lambda text: "┤" in text and re.search(r"\d samples", text) is not None)
+
+    def wait_stopped(self) -> None:
+        """Read until it is stopped by a signal, and all that it wrote before."""
+        end = time.monotonic() + PATIENCE_S
+        while time.monotonic() < end:
+            self._read(0.05)
+            pid, status = os.waitpid(self.pid, os.WNOHANG | os.WUNTRACED)
+            if pid:
+                assert os.WIFSTOPPED(status), status
+                while self._read(0.05):
+                    pass
+                return
+        raise AssertionError(f"not stopped; the screen is:\n{self.text}")
+
+    def wait_exit_unread(self) -> int:
+        """The exit code of one whose terminal takes nothing any more (or is gone)."""
+        end = time.monotonic() + PATIENCE_S
+        while time.monotonic() < end:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.status = os.waitstatus_to_exitcode(status)
+                return self.status
+            time.sleep(0.05)
+        raise AssertionError("still running")
 
     @property
     def text(self) -> str:
@@ -110,7 +134,7 @@ class PtyScreen:
     def kill(self, number: int = signal.SIGTERM) -> None:
         os.kill(self.pid, number)
 
-    def wait_exit(self, timeout: float = 10.0) -> int:
+    def wait_exit(self, timeout: float = PATIENCE_S) -> int:
         """Read until it ends; its exit code, or minus the signal."""
         end = time.monotonic() + timeout
         while time.monotonic() < end:

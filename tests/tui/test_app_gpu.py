@@ -9,10 +9,11 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from pilot_screen import screen_of, shows, text_of, until
+from pilot_screen import drawn, screen_of, shows, text_of, until
 
 from gpuprof.snapshots.frames import Query
 from gpuprof.tui.app import GpuprofApp
+from gpuprof.tui.screens.main import MainScreen
 from gpuprof.tui.transports import HistoryTransport, SocketTransport
 
 START = 10**12
@@ -56,23 +57,21 @@ async def test_key_2_is_the_tree_of_gpu_time(recording: GpuprofApp, recorded: An
         assert tree is not None
         assert (tree.tree, tree.unit) == ("gpu", "ns")
         assert tree.total_weight[0] == expected.total_weight[0] > 0
-        text = text_of(recording)
-        for device in (0, 1):
-            assert f" GPU {device}: busy " in text
-        assert "not observed" in text
-        assert "of GPU time" in text
-        assert "GPU kernels 88 %" in text
-        assert "copies 12 %" in text
-        assert "by libcuda.so.580.159.04 88 %" in text
+        for words in (
+            " GPU 0: busy ", " GPU 1: busy ", "not observed", "of GPU time", "GPU kernels 88 %",
+            "copies 12 %", "by libcuda.so.580.159.04 88 %",
+        ):  # fmt: skip
+            await shows(pilot, words)
         summary = screen_of(recording).query_one("#summary")
         charts, pane = screen_of(recording).charts, screen_of(recording).query_one("#lower")
-        assert charts.region.bottom == summary.region.y
-        assert summary.region.bottom == pane.region.y
+        await until(pilot, lambda: charts.region.bottom == summary.region.y)
+        await until(pilot, lambda: summary.region.bottom == pane.region.y)
+        text = text_of(recording)
         row = next(line for line in text.splitlines() if "sm90_xmma" in line)
         assert row.split()[2].replace(".", "").isdigit()
         await pilot.press("1")
-        await until(pilot, lambda: "sm90_xmma" not in text_of(recording))
-        await shows(pilot, "samples")
+        await until(pilot, lambda: drawn(recording, "cpu") and "sm90_xmma" not in text_of(recording))
+        await shows(pilot, " samples")
 
 
 async def test_live_and_pinned(live_node: tuple[Any, GpuprofApp]) -> None:
@@ -115,11 +114,12 @@ async def test_cursor_expansion_and_zoom_are_kept_per_tree(recording: GpuprofApp
         await until(pilot, lambda: "memcpy HtoD" not in text_of(recording))
         in_gpu = node_name(recording)
         await pilot.press("1")
-        await shows(pilot, "samples")
+        await until(pilot, lambda: drawn(recording, "cpu"))
         assert (node_name(recording), flame.cursor) == (name, cursor)
         assert flame.rows is not None
         assert flame.rows.root
         await pilot.press("2")
+        await until(pilot, lambda: drawn(recording, "gpu"))
         await shows(pilot, "sm90_xmma")
         assert node_name(recording) == in_gpu
         assert "memcpy HtoD" not in text_of(recording)
@@ -154,15 +154,15 @@ async def test_g_keeps_to_a_device_and_a_core_filter_is_said_not_to_apply(
 async def test_the_strip_tells_busy_idle_and_not_observed(recording: GpuprofApp) -> None:
     async with recording.run_test(notifications=True, size=(180, 60)) as pilot:
         await shows(pilot, "GPU work")
-        lines = text_of(recording).splitlines()
-        first = next(place for place, line in enumerate(lines) if line.startswith(" GPU work"))
-        devices = "\n".join(lines[first : first + 2])
-        assert "·" in lines[first]
-        assert "╌" not in lines[first]
-        assert "╌" in lines[first + 1]
-        assert "idle" in lines[first]
-        assert "unseen" in lines[first + 1]
-        assert "▆" in devices
+
+        def strips() -> list[str]:
+            lines = text_of(recording).splitlines()
+            first = next(place for place, line in enumerate(lines) if line.startswith(" GPU work"))
+            return lines[first : first + 2]
+
+        await until(pilot, lambda: "╌" in strips()[1] and "·" in strips()[0] and "▆" in "\n".join(strips()))
+        await until(pilot, lambda: "╌" not in strips()[0])
+        await until(pilot, lambda: "idle" in strips()[0] and "unseen" in strips()[1])
         await pilot.press("tab")
         screen_of(recording).charts.focus()
         await pilot.press("g")
@@ -172,8 +172,11 @@ async def test_the_strip_tells_busy_idle_and_not_observed(recording: GpuprofApp)
 async def test_the_process_table_says_who_records(recording: GpuprofApp) -> None:
     async with recording.run_test(notifications=True, size=(180, 50)) as pilot:
         await shows(pilot, "REC")
-        line = next(line for line in text_of(recording).splitlines() if " 4711 " in line and "GiB" in line)
-        assert "●" in line
+
+        def rows() -> list[str]:
+            return [line for line in text_of(recording).splitlines() if " 4711 " in line and "GiB" in line]
+
+        await until(pilot, lambda: bool(rows()) and "●" in rows()[0])
 
 
 async def test_a_recording_without_gpu_work_says_so(fake_node: ModuleType) -> None:
@@ -233,8 +236,14 @@ async def test_every_size_of_the_gpu_tree_is_drawn_whole(recording: GpuprofApp) 
         await shows(pilot, "train.py")
         for size in ((80, 24), (100, 30), (300, 90), (60, 16), (40, 10), (20, 5)):
             await pilot.resize_terminal(*size)
-            await pilot.pause(0.2)
             screen = screen_of(recording)
-            assert all(line.cell_length == size[0] for line in screen._compositor.render_strips())
-            if size[1] >= 16:
-                assert screen.flame.size.height >= 3
+
+            def is_drawn_whole(screen: MainScreen = screen, size: tuple[int, int] = size) -> bool:
+                lines = screen._compositor.render_strips()
+                widths = {line.cell_length for line in lines}
+                roomy = screen.flame.size.height >= 3
+                return len(lines) == size[1] and widths == {size[0]} and (roomy or size[1] < 16)
+
+            await until(pilot, is_drawn_whole)
+            await pilot.pause(0.2)
+            assert is_drawn_whole()

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pilot_screen import shows, until
+from pilot_screen import answered, shows, until
 
 from gpuprof.snapshots import queries
 from gpuprof.snapshots.frames import Query
@@ -37,14 +37,14 @@ async def test_x_shows_and_hides_in_the_time_that_is_shown(
     async with app.run_test(notifications=True, size=(250, 50)) as pilot:
         await shows(pilot, "internal frames hidden, x shows them")
         session.feed.paused = True
-        await until(pilot, lambda: session.feed._answered)
+        await until(pilot, lambda: answered(app))
         first = session.tree
         assert first is not None
         assert (first.hidden is None) == (sampler == "an earlier")
         await pilot.press("x")
         await shows(pilot, "internal frames shown (x)")
         await until(pilot, lambda: session.tree is not None and session.tree is not first)
-        await until(pilot, lambda: session.feed._answered)
+        await until(pilot, lambda: answered(app))
         shown = session.tree
         assert shown is not None
         assert shown.hidden is None
@@ -52,7 +52,7 @@ async def test_x_shows_and_hides_in_the_time_that_is_shown(
         assert (shown.start_ns, shown.end_ns) == (first.start_ns, first.end_ns)
         await pilot.press("x")
         await shows(pilot, "internal frames hidden, x shows them")
-        await until(pilot, lambda: session.feed._answered)
+        await until(pilot, lambda: answered(app))
         again = session.tree
         assert again is not None
         assert again.hidden == first.hidden

@@ -18,11 +18,12 @@ from gpuprof.tui.app import GpuprofApp
 from gpuprof.tui.palette import DARK
 from gpuprof.tui.recordings import bundled_recording, open_file
 from gpuprof.tui.screens.help import HELP, HelpScreen
-from gpuprof.tui.screens.main import LEAST_COLUMNS, LEAST_ROWS
 from gpuprof.tui.screens.notes import NotesScreen
 from gpuprof.tui.screens.page import PageText
+from gpuprof.tui.screens.placing import LEAST_COLUMNS, LEAST_ROWS
 from gpuprof.tui.transports import HistoryTransport, SocketTransport
 from gpuprof.tui.widgets import header, summary
+from gpuprof.tui.widgets.styled import Line
 
 SIZES = [(80, 24), (100, 30), (120, 40), (200, 60)]
 START, SECOND = 10**12, 10**9
@@ -40,7 +41,11 @@ async def idle_tree(pilot: Pilot[Any], app: GpuprofApp) -> None:
     await pilot.press("3")
     await until(pilot, lambda: app.session.tree is not None and app.session.tree.tree == "idle")
     await shows(pilot, "GPU 0 idle")
-    await pilot.pause(0.2)
+
+
+def page_lines(app: GpuprofApp) -> list[Line]:
+    """The text of the page in front, once it has been laid out."""
+    return [line for page in app.screen.query(PageText) for line in page._lines]
 
 
 def words(text: str) -> str:
@@ -58,19 +63,25 @@ async def test_the_main_answer_is_whole_and_leaves_the_tree_its_rows(
         first, last = demo.session.file_span
         demo.session.feed.pin(first + 13 * SECOND, last)
         await shows(pilot, "GPU 0 idle 7.9 of 53.0 s")
-        await pilot.pause(0.2)
         tree = demo.session.tree
         assert tree is not None
         assert len(tree.summary) > 200
-        assert words(tree.summary) in words(text_of(demo))
+        await until(pilot, lambda: words(tree.summary) in words(text_of(demo)))
         history = read_snapshot(str(bundled_recording())).history
         asked = Query(0, "idle", history.span[0] + 13 * SECOND, history.span[1])
         assert words(f"summary {tree.summary}") in words(text_report(history, asked, columns=100))
         screen = screen_of(demo)
-        assert screen.flame.size.height >= 6
-        assert screen.charts.size.height >= 8
-        places = [screen.query_one(name).region for name in ("#charts", "#summary", "#lower", "#footer")]
-        assert [place.bottom for place in places[:-1]] == [place.y for place in places[1:]]
+
+        def has_its_place() -> bool:
+            names = ("#charts", "#summary", "#lower", "#footer")
+            places = [screen.query_one(name).region for name in names]
+            close = [place.bottom for place in places[:-1]] == [place.y for place in places[1:]]
+            return close and screen.flame.size.height >= 6 and screen.charts.size.height >= 8
+
+        await until(pilot, has_its_place)
+        await pilot.pause(0.2)
+        assert has_its_place()
+        assert words(tree.summary) in words(text_of(demo))
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -85,10 +96,14 @@ async def test_the_tabs_stay_beside_a_search_a_filter_and_a_range(
         await until(pilot, lambda: demo.session.feed.pinned is not None)
         await pilot.press("f", *"pid", "space", *"815", "enter")
         await until(pilot, lambda: bool(demo.session.feed.filter))
+
+        def title() -> str:
+            return screen_of(demo).texts["tree-title"]._lines[0].text
+
+        await until(pilot, lambda: "filter: pid 815" in title())
         await pilot.pause(0.2)
-        title = screen_of(demo).texts["tree-title"]._lines[0].text
-        assert all(f"[{number}" in title for number in "1234"), title
-        assert "filter: pid 815" in title
+        assert all(f"[{number}" in title() for number in "1234"), title()
+        assert "filter: pid 815" in title()
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -109,12 +124,12 @@ async def test_what_does_not_fit_is_a_key_away(fake_node: ModuleType) -> None:
         await shows(pilot, "main (train.py")
         await pilot.press("2")
         await shows(pilot, "GPU 0: busy")
-        await pilot.pause(0.2)
-        assert ("m: all of it" in text_of(app)) == (words(said) not in words(text_of(app)))
+        await until(
+            pilot, lambda: ("m: all of it" in text_of(app)) == (words(said) not in words(text_of(app)))
+        )
         await pilot.press("m")
-        await until(pilot, lambda: isinstance(app.screen, NotesScreen))
-        page = app.screen.query_one("#page-text")
-        shown = words(" ".join(line.text for line in page._lines))  # type: ignore[attr-defined]
+        await until(pilot, lambda: isinstance(app.screen, NotesScreen) and bool(page_lines(app)))
+        shown = words(" ".join(line.text for line in page_lines(app)))
         for part in said.split(" · "):
             assert words(part) in shown
         await pilot.press("m")
@@ -170,7 +185,12 @@ async def test_a_window_too_small_says_so_in_its_middle(demo: GpuprofApp, size: 
         await shows(pilot, "main (train_slow_loader.py")
         await pilot.resize_terminal(*size)
         needs = f"{LEAST_COLUMNS}x{LEAST_ROWS}"[: size[0]]
-        await until(pilot, lambda: "main (" not in text_of(demo))
+
+        def is_said() -> bool:
+            rows = text_of(demo).split("\n")
+            return len(rows) == size[1] and any("small" in row or needs in row for row in rows)
+
+        await until(pilot, lambda: "main (" not in text_of(demo) and is_said())
         await pilot.pause(0.2)
         rows = text_of(demo).split("\n")
         told = [place for place, row in enumerate(rows) if row.strip()]
@@ -190,9 +210,11 @@ async def test_the_help_is_whole_whatever_the_width(demo: GpuprofApp, columns: i
     """Every word of it, with a blank between a key and what it does; the scroll bar covers none."""
     async with demo.run_test(size=(columns, 24)) as pilot:
         await pilot.press("question_mark")
-        await until(pilot, lambda: isinstance(demo.screen, HelpScreen))
-        await pilot.pause(0.1)
+        await until(pilot, lambda: isinstance(demo.screen, HelpScreen) and bool(page_lines(demo)))
         page = demo.screen.query_one(PageText)
+        await until(
+            pilot, lambda: all(line.cells <= page.scrollable_content_region.width for line in page._lines)
+        )
         plain = words if columns >= 60 else lambda text: "".join(text.split())  # the longest word is broken
         shown = plain(" ".join(line.text for line in page._lines))
         assert all(line.cells <= page.scrollable_content_region.width for line in page._lines)

@@ -45,11 +45,9 @@ def assert_restored(screen: Any) -> None:
 
 def test_shows_the_node_and_quits(node_socket: tuple[Any, str], pty_screen: ModuleType) -> None:
     with pty_screen.screen_of("--socket", node_socket[1], columns=160, rows=48) as screen:
-        text = screen.wait_for(lambda text: "samples" in text and "main (train.py:88)" in text)
-        assert "node17" in text
-        assert "NVIDIA H200" in text
-        assert "GPU util" in text
-        assert "python3 (4711)" in text
+        screen.wait_drawn()
+        for words in ("main (train.py:88)", "node17", "NVIDIA H200", "GPU util", "python3 (4711)"):
+            screen.wait_for(words)
         before = termios.tcgetattr(screen.fd)[3]
         screen.send("q")
         assert screen.wait_exit() == 0
@@ -78,28 +76,14 @@ def test_a_terminal_that_takes_nothing_does_not_hold_up_the_exit(
             time.sleep(0.02)
         time.sleep(1.0)
         screen.kill(signal.SIGTERM)
-        start = time.monotonic()
-        while time.monotonic() - start < 8:
-            pid, status = os.waitpid(screen.pid, os.WNOHANG)
-            if pid:
-                screen.status = os.waitstatus_to_exitcode(status)
-                break
-            time.sleep(0.05)
-        assert screen.status is not None
+        assert screen.wait_exit_unread() == 128 + signal.SIGTERM
 
 
 def test_hang_up_of_the_terminal_ends_it(node_socket: tuple[Any, str], pty_screen: ModuleType) -> None:
     with pty_screen.screen_of("--socket", node_socket[1]) as screen:
         screen.wait_drawn()
         os.close(screen.fd)
-        for _ in range(100):
-            pid, status = os.waitpid(screen.pid, os.WNOHANG)
-            if pid:
-                break
-            time.sleep(0.05)
-        assert pid == screen.pid
-        screen.status = os.waitstatus_to_exitcode(status)
-        assert screen.status == 128 + signal.SIGHUP
+        assert screen.wait_exit_unread() == 128 + signal.SIGHUP
 
 
 def test_bytes_that_are_not_utf8_are_survived(node_socket: tuple[Any, str], pty_screen: ModuleType) -> None:
@@ -140,11 +124,12 @@ def test_hostile_names_reach_no_terminal(
     node.listener(str(tmp_path / "s"))
     with pty_screen.screen_of("--socket", str(tmp_path / "s"), columns=180, rows=60) as screen:
         screen.wait_drawn()
-        for key in ("e", "j", "j", "t", "G", "k", "k", "/", "x", "\r", "\t", "j", "f", "\x7f"):
+        for key in ("e", "j", "j", "t", "G", "k", "k", "/", "x", "\r", "\t", "j", "f", "\x7f", "zz"):
             screen.send(key)
             screen.pump(0.15)
+        screen.wait_for("zz")
         screen.send("\x1b")
-        screen.pump(0.3)
+        screen.wait_for(lambda text: "zz" not in text)  # or the q would be Alt+q
         screen.send("q")
         screen.wait_exit()
         raw = re.sub(rb"\x1b\]22;[a-z]+\x07", b"", bytes(screen.raw))  # Textual sets the pointer's shape
@@ -171,7 +156,8 @@ def test_sampler_gone_is_said_and_reconnected(node_socket: tuple[Any, str], pty_
         node.hang_up()
         screen.wait_for("sampler gone, reconnecting")
         os.rename(path + ".away", path)
-        screen.wait_for(lambda text: "sampler gone" not in text and "samples" in text)
+        screen.wait_for(lambda text: "sampler gone" not in text)
+        screen.wait_drawn()
         screen.send("q")
         assert screen.wait_exit() == 0
 
@@ -179,7 +165,7 @@ def test_sampler_gone_is_said_and_reconnected(node_socket: tuple[Any, str], pty_
 def test_no_terminal_is_an_error(node_socket: tuple[Any, str]) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "gpuprof.tui", "--socket", node_socket[1]],
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30, check=False,
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip
     assert done.returncode == 5
     assert done.stderr.startswith("gpuprof-tui: The screen needs a terminal")
@@ -199,22 +185,25 @@ def test_sixteen_colours_and_no_answers(node_socket: tuple[Any, str], pty_screen
     with pty_screen.screen_of(
         "--socket", node_socket[1], columns=80, rows=24, answers=False, environ=plain
     ) as screen:
-        screen.wait_for(lambda text: "samples" in text and "quit" in text)
+        screen.wait_for(lambda text: re.search(r"\d samples", text) is not None and "quit" in text)
         assert b"38;2;" not in screen.raw
         screen.send("q")
         assert screen.wait_exit() == 0
 
 
 def test_a_slow_terminal_is_not_flooded(node_socket: tuple[Any, str], pty_screen: ModuleType) -> None:
-    """At 50 kB/s a key still shows within two seconds: at most one redraw is in flight."""
+    """At 50 kB/s a key still shows within two seconds: at most one redraw is in flight.
+
+    Told by what comes before it, which is the same however fast the machine is.
+    """
     with pty_screen.screen_of("--socket", node_socket[1], columns=200, rows=60) as screen:
         screen.wait_drawn()
         screen.bytes_per_s = 50_000
         screen.pump(6)
-        start = time.monotonic()
+        before = len(screen.raw)
         screen.send("?")
-        screen.wait_for("Anywhere", timeout=10)
-        assert time.monotonic() - start < 2.0
+        screen.wait_for("Anywhere")
+        assert len(screen.raw) - before < 2 * screen.bytes_per_s
         screen.bytes_per_s = None
         screen.send("qq")
         screen.wait_exit()
@@ -229,9 +218,8 @@ def test_file_opens_without_a_sampler(fake_node: ModuleType, pty_screen: ModuleT
     with SnapshotWriter(str(path), node.hello) as writer:
         writer.write(node.history.frames_between(*node.history.span))
     with pty_screen.screen_of("--file", str(path), columns=150, rows=44) as screen:
-        text = screen.wait_for("main (train.py:88)")
-        assert "recording run.gpuprof" in text
-        assert "whole recording" in text
+        for words in ("main (train.py:88)", "recording run.gpuprof", "whole recording"):
+            screen.wait_for(words)
         screen.send("q")
         assert screen.wait_exit() == 0
 
@@ -259,16 +247,12 @@ def test_ctrl_z_gives_the_terminal_back_and_fg_takes_it_again(
     with pty_screen.screen_of("--socket", node_socket[1]) as screen:
         screen.wait_drawn()
         screen.send("\x1a")
-        for _ in range(100):
-            screen.pump(0.05)
-            pid, status = os.waitpid(screen.pid, os.WNOHANG | os.WUNTRACED)
-            if pid:
-                break
-        assert os.WIFSTOPPED(status)
+        screen.wait_stopped()
         assert_restored(screen)
         screen.screen.reset()
         screen.kill(signal.SIGCONT)
-        screen.wait_for(lambda text: "samples" in text and "quit" in text and "NVIDIA H200" in text)
+        screen.wait_drawn()
+        screen.wait_for(lambda text: "quit" in text and "NVIDIA H200" in text)
         screen.send("q")
         assert screen.wait_exit() == 0
 

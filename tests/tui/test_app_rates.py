@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pilot_screen import screen_of, shows, until
+from pilot_screen import screen_of, shows, tells, until
 
 from gpuprof.snapshots.frames import FrameKind
 from gpuprof.tui.app import GpuprofApp
@@ -62,7 +62,7 @@ async def test_key_r_charts_a_kernel_and_takes_it_away(recording: GpuprofApp) ->
         await shows(pilot, "sm90_xmma_gemm")
         await pilot.press("r")
         await until(pilot, lambda: not any(chart.startswith("rate ") for chart in charts(recording)))
-        await shows(pilot, "no longer charted")
+        await tells(pilot, "no longer charted")
 
 
 async def test_a_function_counts_its_launches_and_the_range_says_how_many(recording: GpuprofApp) -> None:
@@ -71,7 +71,7 @@ async def test_a_function_counts_its_launches_and_the_range_says_how_many(record
         await shows(pilot, KERNEL)
         go_to(recording, "linear")
         await pilot.press("r")
-        await shows(pilot, "Work rate of launches in linear: charted.")
+        await tells(pilot, "Work rate of launches in linear: charted.")
         await until(pilot, lambda: any(chart.startswith("rate ") for chart in charts(recording)))
         screen_of(recording).charts.select_range(START + 3 * SECOND, START + 5 * SECOND)
         await until(pilot, lambda: bool(recording.session.rates.pinned))
@@ -108,7 +108,7 @@ async def test_key_b_is_by_nvtx_range(fake_node: ModuleType) -> None:
     async with app.run_test(notifications=True, size=(180, 80)) as pilot:
         await shows(pilot, "main (train.py:88)")
         await pilot.press("b")
-        await shows(pilot, "NVTX ranges are in the tree of GPU time")
+        await tells(pilot, "NVTX ranges are in the tree of GPU time")
         await pilot.press("2")
         await shows(pilot, KERNEL)
         store = app.session.model.store
@@ -134,7 +134,7 @@ async def test_samples_are_no_occurrences(recording: GpuprofApp) -> None:
     async with recording.run_test(notifications=True, size=(180, 60)) as pilot:
         await shows(pilot, "main (train.py:88)")
         await pilot.press("r")
-        await shows(pilot, "not how often it was called")
+        await tells(pilot, "not how often it was called")
         assert recording.session.rates.chosen == []
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from pilot_screen import screen_of, text_of, until
+from pilot_screen import said, screen_of, text_of, until
 from textual.pilot import Pilot
 
 from gpuprof.tui import control
@@ -28,12 +28,8 @@ def parent() -> Iterator[tuple[socket.socket, ControlClient]]:
     ours.close()
 
 
-def notes(app: Any) -> str:
-    return "\n".join(str(note.message) for note in app._notifications)
-
-
 async def asked(sock: socket.socket) -> control.Packet:
-    for _ in range(500):
+    for _ in range(6000):
         packet = control.receive(sock)
         if packet is not None:
             return packet
@@ -51,7 +47,7 @@ async def look(sock: socket.socket, answer: str = "attachable", **fields: str) -
 async def press_a(app: GpuprofApp, pilot: Pilot[Any], row: ProcessRow) -> None:
     screen = screen_of(app)
     await until(pilot, lambda: app.session.model.hello is not None)
-    screen._last_process_ns = 1 << 62  # the rows below are what is shown
+    screen.feeding._last_process_ns = 1 << 62  # the rows below are what is shown
     screen.table.set_rows([row])
     screen.set_focus(screen.table)
     await pilot.pause()
@@ -79,7 +75,7 @@ async def test_it_asks_then_attaches(
         packet = await asked(parent[0])
         assert (packet.op, packet.fields) == ("attach", {"pid": "4711"})
         control.send(parent[0], "attached", message="pid 4711 is ready")
-        await until(pilot, lambda: "train[/x] (pid 4711) has loaded the library" in notes(app))
+        await until(pilot, lambda: "train[/x] (pid 4711) has loaded the library" in said(app))
         assert app.attaching.refused == {}
 
 
@@ -92,8 +88,8 @@ async def test_a_refusal_is_told_and_stays_in_the_table(
         await pilot.press("enter")
         await asked(parent[0])
         control.send(parent[0], "refused", request="attach", message="gdb debugs it", hint="let it go")
-        await until(pilot, lambda: "gdb debugs it" in notes(app))
-        assert "let it go" in notes(app)
+        await until(pilot, lambda: "gdb debugs it" in said(app))
+        assert "let it go" in said(app)
         assert app.attaching.refused == {4711: "gdb debugs it"}
 
 
@@ -118,7 +114,7 @@ async def test_a_process_that_has_the_library_needs_no_question(
     async with app.run_test(notifications=True, size=(160, 40)) as pilot:
         await press_a(app, pilot, ROW)
         await look(parent[0], message="loaded")
-        await until(pilot, lambda: "has loaded the library already" in notes(app))
+        await until(pilot, lambda: "has loaded the library already" in said(app))
         assert not isinstance(app.screen, ConfirmScreen)
         assert app.attaching.refused == {}
 
@@ -127,7 +123,7 @@ async def test_without_a_parent_it_shows_the_command(node_socket: tuple[Any, str
     app = GpuprofApp(SocketTransport(path=node_socket[1]))
     async with app.run_test(notifications=True, size=(160, 40)) as pilot:
         await press_a(app, pilot, ROW)
-        await until(pilot, lambda: "sudo gpuprof-tui attach 4711" in notes(app))
+        await until(pilot, lambda: "sudo gpuprof-tui attach 4711" in said(app))
         assert not isinstance(app.screen, ConfirmScreen)
 
 
@@ -135,7 +131,7 @@ async def test_a_recorded_process_needs_nothing(node_socket: tuple[Any, str]) ->
     app = GpuprofApp(SocketTransport(path=node_socket[1]))
     async with app.run_test(notifications=True, size=(160, 40)) as pilot:
         await press_a(app, pilot, ProcessRow(7, 0, None, None, None, None, None, True))
-        await until(pilot, lambda: "pid 7 is recorded already" in notes(app))
+        await until(pilot, lambda: "pid 7 is recorded already" in said(app))
 
 
 @pytest.mark.parametrize("size", [(160, 40), (40, 12)])
@@ -144,7 +140,7 @@ async def test_what_the_table_shows(node_socket: tuple[Any, str], size: tuple[in
     async with app.run_test(size=size) as pilot:
         screen = screen_of(app)
         await pilot.pause()
-        screen._last_process_ns = 1 << 62
+        screen.feeding._last_process_ns = 1 << 62
         rows = [
             ProcessRow(1, 0, "u", "recorded", None, 3.0, None, True),
             ProcessRow(2, 0, "u", "plain", None, 2.0, None, False),

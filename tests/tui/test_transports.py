@@ -34,8 +34,10 @@ from gpuprof.tui.link import Link, LinkState
 from gpuprof.tui.model import Model
 from gpuprof.tui.transports import CommandTransport, HistoryTransport, SocketTransport, Transport
 
+PATIENCE_S = 60.0  # far more than anything takes; a slow machine is no failure
 
-async def collect(transport: Transport, until: type[Frame], timeout: float = 10.0) -> list[Frame]:
+
+async def collect(transport: Transport, until: type[Frame], timeout: float = PATIENCE_S) -> list[Frame]:
     seen: list[Frame] = []
 
     async def read() -> None:
@@ -211,7 +213,7 @@ async def open_link(transport: Transport) -> tuple[Link, asyncio.Task[None], lis
 
     link = Link(transport, Model(), answers.append, on_state)
     task = asyncio.create_task(link.run())
-    await asyncio.wait_for(opened.wait(), 10)
+    await asyncio.wait_for(opened.wait(), PATIENCE_S)
     return link, task, answers
 
 
@@ -259,7 +261,7 @@ async def test_fetch_ends_with_the_connection(node_socket: tuple[Any, str]) -> N
         await take()
 
 
-async def until(condition: Callable[[], bool], timeout: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], timeout: float = PATIENCE_S) -> None:
     async def wait() -> None:
         while not condition():
             await asyncio.sleep(0.02)

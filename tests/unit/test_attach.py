@@ -165,7 +165,7 @@ def script(path: Path, text: str) -> None:
 
 
 def answer(requests: AttachRequests, parent: socket.socket, screen: socket.socket) -> control.Packet:
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while (packet := control.receive(screen)) is None:
         assert time.monotonic() < end
         requests.look(parent)
@@ -227,7 +227,7 @@ def test_one_request_at_a_time_and_no_other_words(
     packet = control.receive(screen)
     assert packet is not None
     assert packet.op == "refused"
-    script(helper, "sleep 1")
+    script(helper, "exec sleep 20")
     requests.begin(parent, "7")
     requests.begin(parent, "8")
     packet = control.receive(screen)
@@ -243,7 +243,7 @@ def test_a_helper_that_never_answers(
     parent, screen = ends
     requests = AttachRequests()
     monkeypatch.setattr(attach, "ANSWER_S", 0.05)
-    script(helper, "sleep 1")
+    script(helper, "exec sleep 20")
     requests.begin(parent, "7")
     assert "no answer" in answer(requests, parent, screen).fields["message"]
 

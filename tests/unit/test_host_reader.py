@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from gpuprof.sampler import host_processes
@@ -48,7 +49,7 @@ def history() -> History:
     )
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 15.0) -> Any:
+def wait_for(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
     deadline = time.monotonic() + seconds
     while not (result := condition()):
         assert time.monotonic() < deadline, "did not happen in time"
@@ -137,20 +138,18 @@ def fake_proc(root: Path, processes: dict[int, bytes]) -> str:
     return str(root)
 
 
-def test_a_search_is_paced_by_its_budget(tmp_path: Path) -> None:
+def test_a_search_is_paced_by_its_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     proc = fake_proc(tmp_path, {pid: stat_line() for pid in range(1, 3001)})
     scan = ProcessScan(proc)
-    steps, worst = 1, 0
-    while True:
-        began = time.thread_time_ns()
-        ended = scan.step(2_000_000)
-        worst = max(worst, time.thread_time_ns() - began) if steps > 1 else worst
-        if ended:
-            break
-        steps += 1
-    assert steps > 3
-    assert worst < 10_000_000  # the budget and what eight visits may take beyond it
-    assert len(scan.busiest(5000, 0.0)) == 3000
+    visits: list[str] = []
+    visit = scan._visit
+    monkeypatch.setattr(scan, "_visit", lambda name: (visits.append(name), visit(name)))
+    monkeypatch.setattr(time, "thread_time_ns", lambda: 100_000 * len(visits))  # what a visit costs
+    seen = []
+    while not scan.step(2_000_000):
+        seen.append(len(visits))
+    assert np.diff(seen, prepend=0).tolist() == [24] * 124  # the budget's 20, and the rest of the eight
+    assert len(visits) == len(scan.busiest(5000, 0.0)) == 3000
 
 
 def test_sleepers_rest_and_newcomers_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,7 +241,7 @@ def test_processes_on_a_gpu_are_followed_though_idle(spawn: Callable[..., subpro
     wait_for(found)
     began = time.monotonic()
     reader.stop()
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 20  # and not for as long as it lives
     assert not [d for d in kept.series_defs.values() if d.pid == 2**31 - 1]
     assert reader.status().state == "ok"
 

@@ -24,6 +24,9 @@ def options(*argv: str) -> argparse.Namespace:
     return main._parser().parse_args(argv)
 
 
+HANG_S = 40
+
+
 class Works:
     stopped = False
 
@@ -46,12 +49,12 @@ class Breaks(Works):
 
 class Hangs(Works):
     def stop(self) -> None:
-        time.sleep(30)
+        time.sleep(HANG_S)
 
 
 def started(made: Sources) -> dict[str, SourceStatus]:
     made.start()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not made.settled:
         assert time.monotonic() < deadline
         time.sleep(0.005)
@@ -84,7 +87,7 @@ def test_a_source_that_hangs_holds_up_neither_start_nor_stop(monkeypatch: pytest
     gate = threading.Event()
 
     def slow(_self: Sources) -> status.Source:
-        gate.wait(20)
+        gate.wait(HANG_S)
         return Works()
 
     monkeypatch.setattr(Sources, "_make_gpus", slow)
@@ -97,7 +100,7 @@ def test_a_source_that_hangs_holds_up_neither_start_nor_stop(monkeypatch: pytest
     assert not made.settled
     begin = time.monotonic()
     made.stop(0.2)
-    assert time.monotonic() - begin < 1.0
+    assert time.monotonic() - begin < HANG_S / 2
     gate.set()  # what starts after the end is stopped again
     while not made.settled:
         time.sleep(0.005)

@@ -29,6 +29,8 @@ from gpuprof.snapshots.frames import (
     Query,
     Samples,
     Settle,
+    SourceStatus,
+    Status,
     Subscribe,
     Tree,
     Watch,
@@ -45,6 +47,8 @@ class Sources:
         self.history = history
         self.watched: list[tuple[int, bool, bool]] = []
         self.settled: list[int] = []
+        self.reports = 0
+        self.until_ns: int | None = None
         self.problem: GpuprofError | None = None
         self.may_settle = threading.Event()
         self.may_settle.set()
@@ -54,7 +58,10 @@ class Sources:
             raise self.problem
         self.watched.append((pid, itself, children))
 
-    def settle(self, seconds: float, least_wait_ns: int = 0) -> None:
+    def report(self) -> None:
+        self.reports += 1
+
+    def settle(self, seconds: float, least_wait_ns: int = 0) -> int | None:
         self.may_settle.wait(seconds)
         self.settled.append(least_wait_ns)
         with self.history.lock:
@@ -62,6 +69,7 @@ class Sources:
             thread = tables.thread(tables.process(ProcessDef(7, 1, "a", "", "me", 1000, 1)), 7, "main")
             stack = tables.stack([tables.frame(tables.function("f", "", "", FrameKind.PYTHON), 1)])
             self.history.add_samples([time.monotonic_ns()], [0], [thread], [stack])
+        return self.until_ns
 
 
 class Talk:
@@ -71,7 +79,8 @@ class Talk:
         hello = Hello(1, "node", "boot", "6.1", 2, 5 * SECOND, 0, "0", 1, 99, 10, True)
         self.history = History(hello)
         self.sources = Sources(self.history)
-        limits = Limits(tick_s=60.0, last_words_s=0.3)  # a subscription comes by itself once a minute
+        # A subscription comes by itself once a minute.
+        limits = Limits(tick_s=60.0, last_words_s=0.3, last_settle_s=1.0)
         capture = self.sources if sources else None
         self.server = Server(self.history, lambda: hello, limits=limits, capture=capture)
         self.socket, theirs = socket.socketpair()
@@ -175,3 +184,27 @@ async def test_a_settle_that_hangs_is_answered_with_what_there_is(talk: Talk) ->
     assert not any(isinstance(frame, Done) for frame in talk.frames)
     assert isinstance(await talk.answer(8), Done)
     assert time.monotonic() - began >= 0.9  # it was given its second
+
+
+async def test_an_answer_that_lacks_what_was_not_read_in_time_says_so(talk: Talk) -> None:
+    now_ns = time.monotonic_ns()
+    talk.sources.until_ns = now_ns - 3 * SECOND
+    await talk.ask(Settle(8))
+    answer = await talk.answer(8)
+    assert isinstance(answer, Done)
+    assert answer.until_ns == talk.sources.until_ns
+    assert talk.sources.reports == 1  # so that what is kept has the losses up to its end
+    talk.history.set_status(Status(now_ns, [SourceStatus("offcpu", "ok")], 0, 0, 0, 0))
+    for number, end_ns, words in ((10, now_ns, "last 3.0 s"), (11, now_ns - 4 * SECOND, "")):
+        await talk.ask(Query(number, "offcpu", 0, end_ns))
+        tree = await talk.answer(number)
+        assert isinstance(tree, Tree)
+        assert (words in tree.summary) if words else not tree.summary
+    assert talk.sources.reports == 1
+    talk.sources.until_ns = None
+    await talk.ask(Settle(9), Fetch(12, 0, time.monotonic_ns()))
+    answer = await talk.answer(9)
+    assert isinstance(answer, Done)
+    assert answer.until_ns is None
+    await talk.answer(12)
+    assert talk.sources.reports == 3

@@ -30,6 +30,9 @@ class Sources:
     def watch(self, pid: int, *, itself: bool, children: bool) -> None:
         self.go_on.wait(5)
 
+    def report(self) -> None:
+        pass
+
     def settle(self, seconds: float, least_wait_ns: int = 0) -> None:
         self.go_on.wait(5)
 

@@ -27,7 +27,8 @@ def notes_of(session: Session) -> list[Section]:
         if source.state == "ok" and not source.reason:
             continue
         title = TITLES.get(source.name, clean(source.name, 16))
-        entries.append((title, f"{clean(source.state, 16)}: {clean(source.reason, _MAX_TEXT)}"))
+        reason = f": {clean(source.reason, _MAX_TEXT)}" if source.reason else ""
+        entries.append((title, clean(source.state, 16) + reason))
         entries += [("", "→ " + clean(source.hint, _MAX_TEXT))] if source.hint else []
     sections.append(("Sources", entries or [("", "All of them work.")]))
     losses = session.model.losses

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuprof.tui.charts_layout import WORK_METRICS, Chart, Limit, Line, Style
+from gpuprof.tui.charts import WORK_METRICS, Chart, Limit, Line, Style
 from gpuprof.tui.series import F64Array, Key, SeriesStore, SeriesView, rate
 from gpuprof.tui.units import nice_ceiling, with_unit
 from gpuprof.tui.widgets import lanes, work
@@ -24,7 +24,7 @@ from gpuprof.tui.widgets.braille import (
     to_dot_row,
     to_dot_rows,
 )
-from gpuprof.tui.widgets.envelope import ColumnCache, Extent
+from gpuprof.tui.widgets.envelope import ColumnCache, Extent, usual_gap_ns
 from gpuprof.tui.widgets.legend import Entry, axis_labels, gutter_rows, legend_rows
 from gpuprof.tui.widgets.surface import Panel, Segments, Surface
 
@@ -32,6 +32,7 @@ from gpuprof.tui.widgets.surface import Panel, Segments, Surface
 _QUIET_SIDE = 1 / 4
 # An automatic scale shrinks only when the data needs less than this share of it, so that it does not flicker.
 _SHRINK_BELOW = 0.45
+_FRESH_NS = 5 * 10**9  # the load of the cores holds for so long
 
 
 # Code points, colours and areas of a chart's cells, all [rows, columns].
@@ -215,7 +216,7 @@ class ChartPainter:
         return self._panel(
             (codes, spread_color(color, codes != ord(" ")), np.zeros(codes.shape, np.uint8)),
             labels,
-            self._strip_entries(shares, surface),
+            self._strip_entries(shares, surface, max(map(usual_gap_ns, views[:1]), default=0)),
             surface,
         )
 
@@ -240,12 +241,14 @@ class ChartPainter:
         color = spread_color(color, codes != ord(" "))
         return self._panel((codes, color, np.zeros(codes.shape, np.uint8)), labels, entries, surface)
 
-    def _strip_entries(self, shares: F64Array, surface: Surface) -> list[Entry]:
+    def _strip_entries(self, shares: F64Array, surface: Surface, gap_ns: int) -> list[Entry]:
         """The mean of all, and the busiest, in the cursor's column or else the newest that was observed."""
         column = surface.scale.clamp(surface.scale.column(surface.now_ns))
         observed = np.flatnonzero((~np.isnan(shares[:, : column + 1])).any(axis=0))
         if not len(observed) or (surface.at_cursor and observed[-1] != column):
             return []
+        if surface.now_ns - surface.scale.time(int(observed[-1]) + 1) > max(gap_ns, _FRESH_NS):
+            return []  # the sampler is silent: what was, is not what is
         now = shares[:, observed[-1]]
         mean, busiest = float(np.nanmean(now)), int(np.nanargmax(now))
         return [

@@ -201,13 +201,16 @@ def gauge(model: Model, gpu: GpuFacts, width: int, palette: Palette) -> Line:
 
 
 def host_gauge(model: Model, palette: Palette) -> Line | None:
-    """Host CPU over all cores and memory that is available; None while there are no such readings."""
+    """Host CPU over all cores and memory that is available; None while there are no such readings, or they
+    are too old to hold now.
+    """
     text, dim = ink(palette.text), ink(palette.dim)
     cores = model.store.subjects("core_busy_ns")
+    fresh_ns = model.now_ns - FRESH_NS if model.live else 0
     busy: list[float] = []
     for key in cores:
         view = model.store.view(key)
-        if len(view) >= 2 and int(view.end_ns[-1]) > int(view.end_ns[-2]):
+        if len(view) >= 2 and int(view.end_ns[-1]) > max(int(view.end_ns[-2]), fresh_ns):
             elapsed = int(view.end_ns[-1]) - int(view.end_ns[-2])
             busy.append(min(1.0, max(0.0, float(view.value[-1] - view.value[-2]) / elapsed)))
     line = Line().add(" host ", ink(palette.text, bold=True))

@@ -10,7 +10,7 @@ from rich.segment import Segment
 from rich.style import Style as RichStyle
 
 from gpuprof.snapshots.names import fit
-from gpuprof.tui.charts_layout import Chart
+from gpuprof.tui.charts import Chart
 from gpuprof.tui.units import tick
 from gpuprof.tui.widgets.braille import to_dot_row
 from gpuprof.tui.widgets.surface import Segments, Surface, ink, padded

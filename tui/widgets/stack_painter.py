@@ -12,7 +12,9 @@ from rich.cells import cell_len
 from rich.segment import Segment
 
 from gpuprof.snapshots.frames import GpuFacts
-from gpuprof.tui.charts_layout import Chart, Placed, place, plan_charts
+from gpuprof.tui.chart_plan import plan_charts
+from gpuprof.tui.charts import Chart
+from gpuprof.tui.charts_layout import Placed, place
 from gpuprof.tui.palette import Palette
 from gpuprof.tui.series import SeriesStore
 from gpuprof.tui.timescale import duration_text

@@ -203,9 +203,9 @@ def test_a_record_costs_a_microsecond_at_most() -> None:
     for _ in range(5):
         os.pwrite(ring.fd, struct.pack("<Q", 0), 0)
         os.pwrite(ring.fd, struct.pack("<Q", len(body)), PAGE)
-        started = time.perf_counter()
+        started = time.thread_time()
         batch = batch_of(*reader.read())
-        best = min(best, time.perf_counter() - started)
+        best = min(best, time.thread_time() - started)
         assert len(batch) == count
     assert best / count < 3e-6, f"{best / count * 1e6:.2f} us a record"
     reader.close()

@@ -12,6 +12,7 @@ import pytest
 
 from gpuprof.bpf.records import FAMILY_LAUNCH, HEADER, Batch, batch_of
 from gpuprof.sampler.frame_ids import FrameIds
+from gpuprof.sampler.gone_processes import GoneProcesses
 from gpuprof.sampler.launch_stacks import (
     MAX_WAITING,
     UNKNOWN_STACK,
@@ -203,6 +204,35 @@ def test_whoever_waits_is_woken_once_all_are_there(history: History) -> None:
     thread.join(10)
     assert taken == [6]
     assert not queue._some.is_set()
+
+
+def test_stacks_of_processes_that_are_gone_are_let_go_of(history: History) -> None:
+    fakes = Fakes()
+    starts: dict[int, int | None] = {1: 0, 5: TICK_NS}
+    fakes.stacks._gone = GoneProcesses(starts.get)
+    fakes.consume(history, *(record(n, n, words=(n, 1)) for n in range(100, 140)))
+    seconds = 10**9
+    for now_s in range(0, 100, 7):
+        fakes.stacks.tidy(now_s * seconds)
+    assert len(set(fakes.stacks._by_hash)) == 40  # it lives
+    starts[5] = TICK_NS + NS_PER_TICK  # another process has the number
+    for now_s in range(100, 200, 7):
+        fakes.stacks.tidy(now_s * seconds)
+    assert len(fakes.stacks._by_hash) == len(fakes.stacks._cut) == 0
+
+
+def test_launch_stacks_are_bounded_by_their_size(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, most in (("MAX_STACKS", 50), ("MAX_STACK_BYTES", 20_000), ("MAX_CUT", 30)):
+        monkeypatch.setattr(f"gpuprof.sampler.launch_stacks.{name}", most)
+    fakes, stacks = Fakes(), set()
+    for n in range(300):
+        (found,) = fakes.consume(history, record(n, n, words=(*range(n % 90), n + 1000, 1)))
+        stacks.add(int(found.stack[0]))
+        assert names(history, int(found.stack[0]))[-1] == "f1"
+        assert len(fakes.stacks._by_hash) <= 100
+        assert fakes.stacks._by_hash.nbytes <= 2 * 21_000
+        assert len(fakes.stacks._cut) <= 60
+    assert len(stacks) == 300
 
 
 @pytest.mark.parametrize(

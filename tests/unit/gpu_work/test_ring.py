@@ -108,7 +108,7 @@ def test_the_lock_dies_with_the_reader(writer: Any) -> None:
     assert is_listened_to(writer.fd)
     reader.kill()
     reader.communicate()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while is_listened_to(writer.fd):  # who looks at its memory just now keeps the file a little longer
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -206,7 +206,7 @@ def test_discovery_says_what_is_wrong(make_writer: Callable[..., Any]) -> None:
     child = subprocess.Popen(["sleep", "60"], pass_fds=[writer.fd])
     try:
         discovery = gpu_discovery.Discovery()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while not discovery.refused and time.monotonic() < deadline:
             assert discovery.find({child.pid}, ()) == []
         assert "not sound" in discovery.refused[child.pid]

@@ -56,7 +56,7 @@ class Recorder:
             ]
 
 
-def until(condition: Callable[[], Any], seconds: float = 10.0) -> Any:
+def until(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
     deadline = time.monotonic() + seconds
     while True:
         result = condition()
@@ -116,4 +116,4 @@ def reader(mock: Any, recorder: Recorder) -> Iterator[GpuReader]:
     mock("release")
     source.stop()
     for worker in source._workers:
-        assert worker.join(time.monotonic() + 5)
+        assert worker.join(time.monotonic() + 60)

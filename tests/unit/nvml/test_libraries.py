@@ -46,7 +46,7 @@ def run_reader(folder: Path, script: str) -> str:
         "    def add_readings(self, *a): pass\n"
         "    def set_gpus(self, gpus): pass\n"
         "reader = GpuReader(History()); reader.start()\n"
-        "deadline = time.monotonic() + 10\n"
+        "deadline = time.monotonic() + 60\n"
         "while time.monotonic() < deadline:\n"
         "    status = reader.status()\n"
         "    if status.state not in ('starting',) and (status.reason or status.samples): break\n"
@@ -59,7 +59,7 @@ def run_reader(folder: Path, script: str) -> str:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=100,
         check=True,
     )
     assert done.stderr == ""

@@ -57,7 +57,7 @@ def sample(follower: ProcessFollower, pid: int, start: int, *, comm: bytes = b"x
 
 
 def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)

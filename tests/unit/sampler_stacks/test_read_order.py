@@ -78,9 +78,10 @@ class Waits:
 
     def __init__(self, kernel: Kernel, name_all: Callable[[Stacks], None]) -> None:
         self.kernel, self.name_all, self.taken = kernel, name_all, Stacks()
+        self.taken_ns = 0
 
     def take(self, now_ns: int, least_ns: int | None = None) -> None:
-        self.taken = self.kernel.look("waits")
+        self.taken, self.taken_ns = self.kernel.look("waits"), now_ns
 
     def tick(self, now_ns: int, ids: Any) -> None:
         self.name_all(self.taken)

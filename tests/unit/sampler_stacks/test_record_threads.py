@@ -105,6 +105,19 @@ def test_the_latest_name_among_waits_stays() -> None:
     names = [b"main", b"loader", b"main"]
     columns = [np.full(3, value, kind) for value, kind in ((PID, "<u4"), (100, "<u4"), (0, "<u8"))]
     reader._threads_of(
-        house.tables, *columns, np.array(names, "S16"), np.zeros(3, np.uint32), np.arange(3, dtype=np.uint64)
+        house.tables, *columns, np.array(names, "S16"), np.zeros(3, np.uint32),
+        *[np.arange(3, dtype=np.uint64)] * 2,
     )  # fmt: skip
     assert house.names == {("before", 100): "main"}
+
+
+def test_a_name_from_before_an_exec_that_comes_late_is_not_taken() -> None:
+    """Records of waits come after those of samples, and a waker's after those of who waits."""
+    house = House(exec_ns=8)
+    for when, name, shown in ((9, b"train", "train"), (5, b"sh", "train"), (12, b"load", "load")):
+        process = house.processes.get(PID, 0, when, uid=0, comm=name)
+        house.ids.get(house.tables, process, 100, name, when)  # type: ignore[arg-type]
+        assert house.names == {("after" if when > 8 else "before", 100): shown}
+    process = house.processes.get(PID, 0, 13, uid=0, comm=b"train")
+    house.ids.get(house.tables, process, 100, b"train", 13)  # type: ignore[arg-type]
+    assert house.names == {("after", 100): "train"}

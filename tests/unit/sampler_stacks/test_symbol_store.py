@@ -15,9 +15,9 @@ def test_free_memory_is_given_back_now_and_then_and_after_reading(monkeypatch: p
     monkeypatch.setattr(symbol_store, "time", SimpleNamespace(monotonic_ns=lambda: now_ns))
     monkeypatch.setattr(symbol_store, "memory", SimpleNamespace(trim=lambda: trims.append(now_ns)))
     store = SymbolStore()
-    for now_ns in range(10**12, 10**12 + 150 * 10**9, 10**9):  # noqa: B007 - the clock reads it
+    for now_ns in range(10**12, 10**12 + 13 * 10**9, 10**9):  # noqa: B007 - the clock reads it
         store.trim()
-    assert [(at - 10**12) // 10**9 for at in trims] == [0, 60, 120]
+    assert [(at - 10**12) // 10**9 for at in trims] == [0, 5, 10]
     large = SimpleNamespace(nbytes=1 << 20)
     store._binaries["a"] = large  # type: ignore[assignment]
     store.trim()

@@ -210,7 +210,7 @@ def test_an_empty_range_of_a_recording_with_gpu_work_is_no_error(planted_work: A
     planted_work.run(work(100, 200, "main > gemm"))
     tree = planted_work.history.query(replace(ALL, start_ns=300, end_ns=400))
     assert drawn(tree) == ["all 0/0"]
-    assert "No GPU work ran in this range." in text_report(
+    assert "No GPU work was seen in this range." in text_report(
         planted_work.history, replace(ALL, start_ns=300, end_ns=400)
     )
     assert planted_work.history.query(replace(ALL, start_ns=9, end_ns=3)).total_weight[0] == 0

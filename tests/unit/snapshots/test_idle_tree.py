@@ -182,6 +182,20 @@ def test_launch_bound(stories: Any) -> None:
     assert "100 % in loop (train.py:12), launch-bound: launching kernels of 3.00 µs each" in tree.summary
 
 
+def test_long_kernels_are_not_bound_by_their_launches(stories: Any) -> None:
+    """A device that is busy nine tenths of the time waits for a launch now and then, and is not held up by
+    what a launch costs.
+    """
+    story = stories.Story(names={7: "python3"})
+    for number in range(500):
+        story.gpu(7, "main loop@train.py:12 %gemm", number, number + 0.9)
+    story.observed(0, 500)
+    story.on_cpu(7, "main loop@train.py:12 :cudaLaunchKernel :cuLaunchKernel", 0.45, 500, 1)
+    summary = story.ask("idle", 0, 500).summary
+    assert "100 % in loop (train.py:12), on CPU, in launch calls" in summary
+    assert "launch-bound" not in summary
+
+
 def test_not_scheduled(stories: Any) -> None:
     story = told(stories)
     for low, high in GAPS:

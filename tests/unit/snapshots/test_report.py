@@ -17,7 +17,7 @@ from gpuprof.snapshots.errors import EXIT_USAGE, GpuprofError
 from gpuprof.snapshots.frames import Clock, FrameKind, GpuFacts, Gpus, Query, SourceStatus, Status
 from gpuprof.snapshots.history import History
 from gpuprof.snapshots.names import width
-from gpuprof.snapshots.report import json_report, json_text, parse_range, text_report
+from gpuprof.snapshots.report import json_report, json_text, nothing_there, parse_range, text_report
 
 START = 10**12
 ALL = Query(1, "cpu", 0, 1 << 60)
@@ -153,6 +153,37 @@ def test_a_long_reason_is_wrapped_not_cut(history: History) -> None:
 def test_nothing_sampled_and_nothing_read(planted: Any) -> None:
     text = text_report(planted.history, ALL)
     assert "No CPU stack was sampled in this range." in text
+
+
+def test_nothing_of_the_process_that_was_asked_for(history: History) -> None:
+    text = text_report(history, replace(ALL, pids=[4242, 7 << 20]))
+    assert "No CPU stack of pids 4242, 7340032 was sampled in this range." in text
+    idle = replace(ALL, tree="idle", pids=[4242])
+    assert nothing_there(idle) == "No thread of pid 4242 fed a GPU that was idle in this range."
+
+
+@pytest.mark.parametrize(
+    ("start_s", "end_s", "said"),
+    [
+        (4, 6, "cpu ok; no samples (the first after it at 10.0 s), "),
+        (10.5, 11, "cpu ok; no samples (the last before it at 10.0 s), "),
+        (0, 1, "cpu ok; 1 samples, "),
+    ],
+)
+def test_a_source_that_has_nothing_in_the_range_says_where_it_has(
+    history: History, start_s: float, end_s: float, said: str
+) -> None:
+    start_ns, end_ns = (START + round(second * 10**9) for second in (start_s, end_s))
+    assert said in text_report(history, replace(ALL, start_ns=start_ns, end_ns=end_ns))
+
+
+def test_no_row_stands_beside_the_one_that_it_is_part_of(planted: Any, row: Any) -> None:
+    """Half of "work" is its own: its only child is set in, while one that is all of its caller is not."""
+    planted.add(*(row(START + at, "main step work") for at in range(5)))
+    planted.add(*(row(START + at, "main step work leaf") for at in range(5, 10)))
+    tree = text_report(planted.history, ALL).split("all that it calls\n")[1]
+    column = {name: line.index(name) for line in tree.splitlines() for name in line.split("(a.py")[0].split()}
+    assert column["main"] == column["step"] == column["work"] == column["leaf"] - 2
 
 
 def test_readings_that_are_no_numbers_do_not_break_a_report(history: History) -> None:

@@ -13,11 +13,11 @@ import pytest
 from gpuprof.snapshots import report
 from gpuprof.snapshots.errors import GpuprofError
 from gpuprof.snapshots.file import SnapshotWriter, read_snapshot
-from gpuprof.snapshots.fold import Nodes
 from gpuprof.snapshots.frames import NOT_SEEN, FrameKind, Query, Tree
 from gpuprof.snapshots.history import History
 from gpuprof.snapshots.telling import telling
 from gpuprof.snapshots.telling_tree import telling_tree
+from gpuprof.snapshots.tree_nodes import Nodes
 
 HERE = Path(__file__).parent
 RECORDED = HERE.parents[2] / "snapshots" / "recorded" / "pytorch-slow-loader-h200.gpuprof"

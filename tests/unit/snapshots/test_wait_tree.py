@@ -108,7 +108,8 @@ def test_nothing_recorded_says_what_switches_it_on(stories: Any) -> None:
     story = stories.Story()
     with pytest.raises(GpuprofError, match="no off-CPU time was recorded here") as caught:
         story.ask("offcpu", 0, 100)
-    assert "gpuprof-tui run" in caught.value.hint
+    assert "gpuprof-tui record -o FILE -- CMD" in caught.value.hint
+    assert "--offcpu-pid PID" in caught.value.hint
     story.history.set_status(
         Status(1, [SourceStatus("offcpu", "failed", "not root", "Use sudo.")], 0, 0, 0, 0)
     )

@@ -206,6 +206,16 @@ def test_what_was_not_recorded_is_no_zero(planted: Planted) -> None:
     assert total(planted, "kernel", "relu") == 30  # of a process that was recorded all the time
 
 
+def test_time_before_the_recording_does_not_thin_a_rate() -> None:
+    """A range may be pinned on the screen from before the start of a file: 40 launches in 5 s are 8 /s."""
+    planted = Planted()
+    planted.work([ZERO + S + at * 100 * MS for at in range(1, 41)], MAIN, KERNEL)
+    planted.history.recorded = (ZERO, ZERO + 5 * S + MS)
+    for start_ns in (ZERO - 60 * S, ZERO):
+        counted = planted.ask(Wanted("kernel", "gemm", start_ns, ZERO + 5 * S + MS, S)).counted
+        assert [(one.total, one.recorded_ns) for one in counted] == [(40, 5 * S + MS)], start_ns
+
+
 def test_ranges(planted: Planted) -> None:
     planted.ranges([ZERO + i * 200 * MS for i in range(1, 16)], "step")
     planted.ranges([ZERO + i * 200 * MS - 5 * MS for i in range(1, 16)], "step", "forward")
@@ -289,7 +299,8 @@ def test_a_file_answers_as_its_recorder(planted: Planted, tmp_path: Any) -> None
         writer.write(planted.history.frames_between(0, 1 << 62))
     again = read_snapshot(file).history
     kinds = [("kernels", ""), ("launch", "forward"), ("launch", "main"), ("range", "step"), ("loop", "")]
-    wanted = [Wanted(kind, name, ZERO, ZERO + 3 * S, 100 * MS) for kind, name in kinds]
+    start_ns = ZERO + 50 * MS  # of the first row: a file does not say that it was recorded before
+    wanted = [Wanted(kind, name, start_ns, ZERO + 3 * S, 100 * MS) for kind, name in kinds]
     before, after = planted.history.rates(RateQuery(1, wanted)), again.rates(RateQuery(1, wanted))
     assert before.counted == after.counted
     assert before.counted[3].total == 28
@@ -306,6 +317,6 @@ def test_report(planted: Planted) -> None:
         ("forward", "launch", 59 + 14),
     ]
     assert next(rate_lines(found)) == "rate      gemm: 19.67 /s, on the GPU, 59 times"
-    with pytest.raises(GpuprofError, match="nothing that is called no such") as told:
+    with pytest.raises(GpuprofError, match="nothing that is called “no such”") as told:
         rates_between(planted.history, ["no such"], ZERO, ZERO + 3 * S)
     assert "samples cannot tell" in told.value.hint

@@ -69,8 +69,14 @@ class Stacks:
     def injected_pids(self) -> set[int]:
         return self.injected
 
+    complete_ns = 0
+    late = ""
+
     def settle(self, seconds: float, least_wait_ns: int = 0) -> bool:
         return True
+
+    def overdue(self) -> str:
+        return self.late
 
     def counters(self) -> dict[str, int]:
         return self.lost
@@ -107,6 +113,18 @@ def test_a_process_on_a_gpu_is_followed_as_soon_as_there_is_one() -> None:
     assert os.getpid() not in stacks.programs.pids  # the sampler itself
     status = made.status()
     assert (status.state, status.samples, status.lost, status.invalid, status.truncated) == ("ok", 5, 3, 1, 2)
+
+
+def test_what_was_not_read_in_time_is_said_and_losses_are_those_of_now() -> None:
+    stacks = Stacks()
+    made = source(stacks, Picks(pids=(os.getppid(),)))
+    made.look()
+    stacks.late = "the last 2.0 s were not read"
+    stacks.lost = {"wait_ring_full": 7}
+    status = made.status()
+    assert (status.state, status.reason, status.lost) == ("degraded", stacks.late, 7)
+    stacks.late = ""
+    assert (made.status().state, made.status().reason) == ("ok", "")
 
 
 def test_injected_and_picked_processes_and_all() -> None:
