@@ -23,7 +23,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from gpuprof.sampler import endpoint
-from gpuprof.sampler.allocator import give_memory_back
 from gpuprof.sampler.own_version import own_version
 from gpuprof.sampler.server import Server
 from gpuprof.sampler.sources import Sources
@@ -43,7 +42,6 @@ _CAP_SYS_ADMIN, _CAP_PERFMON, _CAP_BPF = 21, 38, 39
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the sampler; the exit code. Errors go to stderr as one line and a hint."""
     options = _parser().parse_args(argv)
-    give_memory_back()
     try:
         asyncio.run(_Run(options).serve())
     except GpuprofError as error:

@@ -18,11 +18,16 @@ _UNUSED = ("ssl", "_hashlib")  # OpenSSL, 5 MB: asyncio and hashlib do without
 
 
 def configure() -> None:
-    """Call it first, before numpy and asyncio are imported. Nothing of malloc changes where it is not
-    glibc's."""
+    """Call it first, before numpy and asyncio are imported."""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy would start a thread per core, for nothing
     for name in _UNUSED:
         sys.modules.setdefault(name, None)  # type: ignore[arg-type]  # None: it cannot be imported
+    give_memory_back()
+
+
+def give_memory_back() -> None:
+    """Set malloc's thresholds, which no longer move then; call it before the first thread. Nothing changes
+    where malloc is not glibc's."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES)

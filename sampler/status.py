@@ -67,9 +67,10 @@ class Reporter:
         if now - self._smaps_read_ns >= every_ns:
             self._smaps_read_ns = now
             self._bpf_bytes = _bpf_resident_bytes()
+        found = [_status_of(source) for source in sources]
         return Status(
-            time_ns=now,
-            sources=[_status_of(source) for source in sources],
+            time_ns=time.monotonic_ns(),  # with the CPU time, since a share is made of the two
+            sources=found,
             sampler_cpu_ns=time.process_time_ns(),
             sampler_rss_bytes=max(0, self._resident_bytes() - self._bpf_bytes),
             history_start_ns=self._history.span[0],

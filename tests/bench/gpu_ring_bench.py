@@ -24,13 +24,13 @@ import numpy as np
 
 from gpuprof.bpf.records import FAMILY_LAUNCH, HEADER, batch_of
 from gpuprof.sampler import gpu_ring
-from gpuprof.sampler.allocator import give_memory_back
 from gpuprof.sampler.frame_ids import FrameIds
 from gpuprof.sampler.gpu_coverage import Coverage
 from gpuprof.sampler.gpu_discovery import FoundRing
 from gpuprof.sampler.gpu_join import WorkJoin
 from gpuprof.sampler.gpu_session import GpuSession
 from gpuprof.sampler.launch_stacks import Launches, LaunchStacks, ThreadIds
+from gpuprof.sampler.memory import give_memory_back
 from gpuprof.sampler.processes import describe, start_time_ns
 from gpuprof.snapshots.frames import FrameKind, Hello
 from gpuprof.snapshots.history import History

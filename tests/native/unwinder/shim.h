@@ -89,6 +89,7 @@ static long bpf_probe_read_kernel(void *to, u32 size, const void *from) {
 static u64 now_ns = 1000000000;
 static u32 current_pid, current_tid;
 static u64 bpf_ktime_get_ns(void) { return now_ns += 1000; }
+static u64 bpf_ktime_get_boot_ns(void) { return now_ns; }
 static u64 bpf_get_current_pid_tgid(void) { return (u64)current_pid << 32 | current_tid; }
 static u64 bpf_get_current_uid_gid(void) { return 0; }
 static u32 bpf_get_smp_processor_id(void) { return 0; }
