@@ -103,6 +103,7 @@ static __always_inline struct wait *earlier_wait(u64 task) {
     if (!found)
         return 0;
     found->task = task;
+    begin_choice(found);  // user space left it zero, which would send the first short waits for certain
     note_task(task);
     waits.update(&task, found);
     earlier_waits.delete(&tid);

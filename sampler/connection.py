@@ -95,6 +95,7 @@ class Connection:
         pool: Executor,
         limits: Limits,
         *,
+        patience: Executor,
         patient: bool = False,
         capture: Capture | None = None,
     ) -> None:
@@ -104,6 +105,7 @@ class Connection:
         self._history = history
         self._hello = hello
         self._pool = pool
+        self._patience = patience  # for what may take many seconds, so that no question waits behind it
         self._limits = limits
         self._patient = patient  # an inherited socket: its program may take its time to start
         self._sending = asyncio.Lock()  # held for whole frames
@@ -294,7 +296,7 @@ class Connection:
         if capture is None or end_ns <= time.monotonic_ns() - _RECENT_NS:
             return None
         settle = functools.partial(capture.settle, seconds, least_wait_ns)
-        until_ns = await self._loop.run_in_executor(None, settle)
+        until_ns = await self._loop.run_in_executor(None if least_wait_ns else self._patience, settle)
         if not least_wait_ns:
             await self._loop.run_in_executor(None, capture.report)
         return until_ns if until_ns is not None and until_ns < end_ns else None
@@ -317,7 +319,7 @@ class Connection:
         if pid <= 0:
             raise GpuprofError("which process asks is not known", "name it by its pid")
         watch = functools.partial(self._capture.watch, pid, itself=request.itself, children=request.children)
-        await self._loop.run_in_executor(None, watch)
+        await self._loop.run_in_executor(self._patience, watch)
         await self._send([Done(request.id)])
 
     # ----------------------------------------------------------------------------------------------- sending

@@ -151,8 +151,8 @@ class CpuStacks:
         deadline = time.monotonic() + seconds
         while thread.is_alive() and (left := deadline - time.monotonic()) > 0:
             if done.wait(min(left, ALIVE_S)):
-                self._next_count_ns = 0  # a loss of just now is told, too
-                return True
+                break
+        self._next_count_ns = 0  # a loss of just now is told, too
         if thread.is_alive() and not done.is_set():
             self._overdue = done, max(asked_ns - self._complete_ns, 0) / 1e9
         return done.is_set()

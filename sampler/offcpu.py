@@ -83,9 +83,10 @@ class OffCpu:
         self._tracks: WaitReader | None = None
         self._counters: dict[str, int] = {}
         self._new: set[int] = set()  # processes that are followed since the last look
-        self._asked = threading.Condition()  # guards the next three
+        self._asked = threading.Condition()  # guards the next four
         self._watched: dict[int, int] = {}  # pid: TRACK_*, as clients asked for
         self._requests = self._answered = 0
+        self._ended = False
         self._state, self._reason, self._hint = "starting", "", ""
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -119,7 +120,7 @@ class OffCpu:
             self._requests += 1
             number = self._requests
             self._asked.notify_all()
-            while self._answered < number or self._state == "starting":
+            while (self._answered < number or self._state == "starting") and not self._ended:
                 left = deadline - time.monotonic()
                 if self._stop.is_set() or left <= 0:
                     raise GpuprofError("waits are not followed yet", "try again", EXIT_UNAVAILABLE)
@@ -162,6 +163,9 @@ class OffCpu:
             traceback.print_exc(file=sys.stderr)
             self._state, self._reason, self._hint = "failed", f"{error!r}", "please report it"
         finally:
+            with self._asked:  # nobody answers who waits now
+                self._ended = True
+                self._asked.notify_all()
             if self._tracks is not None:
                 self._tracks.programs.stop()
 

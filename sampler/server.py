@@ -1,8 +1,8 @@
 """The sampler's server: takes clients on inherited sockets and on the service's unix socket, and tells each
 from the other.
 
-One asyncio loop for all clients (connection.py), a small pool of threads for folds and fetches. Peer
-credentials are checked when a client connects; the protocol reads only.
+One asyncio loop for all clients (connection.py), a small pool of threads for folds and fetches, another for
+those who have to wait. Peer credentials are checked when a client connects; the protocol reads only.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from gpuprof.snapshots.history import History
 
 MAX_CLIENTS = 64  # root may always connect
 QUERY_THREADS = 2
+PATIENT_THREADS = 8  # recordings that end, fetches and watches at once; more of them wait for each other
 
 
 class Server:
@@ -47,6 +48,7 @@ class Server:
         self._on_idle = on_idle
         self._capture = capture
         self._pool = ThreadPoolExecutor(QUERY_THREADS, thread_name_prefix="query")
+        self._patience = ThreadPoolExecutor(PATIENT_THREADS, thread_name_prefix="patient")
         self._clients: set[asyncio.Task[None]] = set()
         self._endpoints: list[tuple[endpoints.Endpoint, asyncio.Task[None]]] = []
         self._loop = asyncio.get_running_loop()
@@ -85,6 +87,7 @@ class Server:
         if ending:  # none is left pending in a loop that ends now
             await asyncio.wait(ending, timeout=0.5)
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self._patience.shutdown(wait=False, cancel_futures=True)
 
     async def _accept(self, endpoint: endpoints.Endpoint) -> None:
         while True:
@@ -117,7 +120,7 @@ class Server:
     def _serve(self, sock: socket.socket, *, patient: bool = False) -> None:
         connection = Connection(
             sock, self._history, self._hello, self._pool, self._limits,
-            patient=patient, capture=self._capture,
+            patience=self._patience, patient=patient, capture=self._capture,
         )  # fmt: skip
         task = self._loop.create_task(connection.run())
         self._clients.add(task)

@@ -97,6 +97,7 @@ def advance(history: History, cursor: Cursor, max_bytes: int) -> list[Frame]:
     """Return the frames after `cursor`, about `max_bytes` at most, and move it. The history's lock is
     held.
     """
+    _skip_all_late(history, cursor)  # first: the status tells of it, too, and may be the last one
     frames = _facts(history, cursor)
     left = max_bytes
     for frame, size in _rows(history, cursor, max_bytes):
@@ -146,16 +147,7 @@ def _rows(history: History, cursor: Cursor, max_bytes: int) -> Iterator[tuple[Fr
     """Yield frames with their sizes, the cursor moved past each before it is yielded."""
     if cursor.level == "metrics":
         yield from _definitions(history.tables, cursor, processes_only=True)
-    _skip_late(history.readings, cursor.readings, cursor.max_lag_ns)
-    logs: list[tuple[_Rows, RowLog, LogPosition]] = [
-        (Samples, history.samples, cursor.samples),
-        (GpuWork, history.gpu_work, cursor.gpu_work),
-        (Waits, history.waits, cursor.waits),
-        (Ranges, history.ranges, cursor.ranges),
-    ]
-    if cursor.level == "rows":  # who did not ask for rows of samples has not missed them
-        for _, log, place in logs:
-            _skip_late(log, place, cursor.max_lag_ns)
+    logs = _logs(history, cursor)
     while (
         rows := history.readings.since(cursor.readings.next, max(max_bytes // _READING_BYTES, 1))
     ) is not None:
@@ -179,12 +171,28 @@ def _rows(history: History, cursor: Cursor, max_bytes: int) -> Iterator[tuple[Fr
     yield from _definitions(history.tables, cursor)
 
 
+def _logs(history: History, cursor: Cursor) -> list[tuple[_Rows, RowLog, LogPosition]]:
+    return [
+        (Samples, history.samples, cursor.samples),
+        (GpuWork, history.gpu_work, cursor.gpu_work),
+        (Waits, history.waits, cursor.waits),
+        (Ranges, history.ranges, cursor.ranges),
+    ]
+
+
 def _definitions(
     tables: Tables, cursor: Cursor, *, processes_only: bool = False
 ) -> Iterator[tuple[Frame, int]]:
     if cursor.table.generation != tables.generation:
         cursor.table = tables.cursor()
     yield from tables.definitions(cursor.table, processes_only=processes_only)
+
+
+def _skip_all_late(history: History, cursor: Cursor) -> None:
+    _skip_late(history.readings, cursor.readings, cursor.max_lag_ns)
+    if cursor.level == "rows":  # who did not ask for rows of samples has not missed them
+        for _, log, place in _logs(history, cursor):
+            _skip_late(log, place, cursor.max_lag_ns)
 
 
 def _skip_late(log: RowLog, position: LogPosition, max_lag_ns: int | None) -> None:

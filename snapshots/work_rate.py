@@ -186,13 +186,11 @@ def _check(wanted: Wanted) -> None:
 
 
 def _one(history: History, rows: _Read, wanted: Wanted) -> tuple[Counted, Windows]:
-    first_ns, last_ns = history.span
-    if history.recorded is None:  # it may have begun before its first row
-        first_ns = min(first_ns, history.hello.mono_ns)
-    # Nothing was recorded outside: it must not thin the rate.
+    in_ranges = wanted.kind in {WorkKind.RANGE, WorkKind.LOOP}
+    first_ns, last_ns = _held(history, in_ranges=in_ranges)
+    # Nothing is known of what lies outside: it must not thin the rate.
     start_ns, end_ns = max(wanted.start_ns, first_ns, 0), min(wanted.end_ns, last_ns)
     nothing = windows(Occurrences(np.zeros(0, np.int64), np.zeros(0)), 0, 0, 1)
-    in_ranges = wanted.kind in {WorkKind.RANGE, WorkKind.LOOP}
     if in_ranges and not history.ranges.next:
         return Counted(wanted.name, reason="no NVTX range was recorded here"), nothing
     if not in_ranges and not history.gpu_work.next:
@@ -223,6 +221,19 @@ def _one(history: History, rows: _Read, wanted: Wanted) -> tuple[Counted, Window
     counted = Counted(wanted.name, float(inside.sum()), error, recorded_ns)
     found = windows(work, start_ns, end_ns, window_ns, asked_ns=wanted.end_ns, unrecorded=unrecorded)
     return counted, found
+
+
+def _held(history: History, *, in_ranges: bool) -> tuple[int, int]:
+    """Return from when to when the history would have the rows, had there been any."""
+    with history.lock:
+        first_ns, last_ns = history.span
+        log = history.ranges if in_ranges else history.gpu_work
+        if log.first:  # the oldest were dropped for want of room
+            ends = log.ends()
+            first_ns = last_ns if ends is None else max(first_ns, ends[0])
+        elif history.recorded is None:  # it may have begun before its first row
+            first_ns = min(first_ns, history.hello.mono_ns)
+    return first_ns, last_ns
 
 
 def _occurrences(

@@ -201,10 +201,11 @@ def _run(options: argparse.Namespace) -> int:
 def _attach(options: argparse.Namespace) -> int:
     from gpuprof.tui import attach
 
-    if options.socket:  # before anything is attached
+    sampler = _sampler_options(options)  # refused before anything is attached
+    if options.socket:
         from gpuprof.tui.sampler_process import running_service
 
-        connection = running_service(_sampler_options(options))
+        connection = running_service(sampler)
         if connection is not None:
             connection.close()
     waiting = attach.attach_all(options.pids)

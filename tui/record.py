@@ -216,7 +216,8 @@ class _Recording:
         if _SETTLE in self._answered and self._refusal is None:
             end_ns, complete_ns = self._end_ns, self._complete_ns
             if end_ns is not None and complete_ns is not None and complete_ns < end_ns:
-                missing_s = max((end_ns - complete_ns) / 1e9, 0.1)
+                # A busy sampler may not have come to the beginning yet.
+                missing_s = max((end_ns - max(complete_ns, self._first_ns)) / 1e9, 0.1)
                 say(f"the last {missing_s:.1f} s are not complete, as the machine is too busy")
             return  # the sampler's own last status says it in the file
         if self._trouble is not None:
@@ -307,7 +308,7 @@ class _Recording:
             if frame.id == _SETTLE:
                 self._refusal = frame.message
             if frame.id == _WATCH:
-                say(f"waits of the command are not recorded: {frame.message}")
+                say(f"waits of the command may not be recorded from the beginning: {frame.message}")
         elif isinstance(frame, Failure):
             raise GpuprofError(frame.message, frame.hint, EXIT_UNAVAILABLE)
 

@@ -139,12 +139,20 @@ def find_program(name: str) -> str:
     if os.path.dirname(name) and os.path.lexists(name):
         raise _not_executable(name)
     if os.path.dirname(name):
-        hint = f"is the path right? It is looked for from {clean(os.getcwd(), 200)}"
+        hint = f"is the path right? It is looked for from {_here()}"
     elif os.path.isfile(name):
         hint = f"for the file of this name in this folder, write ./{clean(name)}"
     else:
         hint = "is it installed, and in PATH? sudo has a PATH of its own"
     raise GpuprofError(f"{clean(name)}: command not found", hint, EXIT_NOT_FOUND)
+
+
+def _here() -> str:
+    """The folder that this process is in, which may be gone."""
+    try:
+        return clean(os.getcwd(), 200)
+    except OSError:
+        return "a folder that is gone"
 
 
 def _not_executable(path: str) -> GpuprofError:

@@ -32,10 +32,11 @@ COUNT = 20_000  # of the process that counts, in one step: about a millisecond
 
 
 def count_for_ever(path: str) -> None:
-    """Steps of pure counting, into the file."""
+    """Steps of pure counting, into the file, for as long as the parent lives."""
+    parent = os.getppid()
     with open(path, "wb", buffering=0) as file:
         last, used = time.monotonic(), time.thread_time()
-        while True:
+        while os.getppid() == parent:
             rows = array("d")
             for _ in range(100):
                 for _ in range(COUNT):

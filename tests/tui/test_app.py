@@ -338,6 +338,34 @@ async def test_a_recording_over_a_live_node_and_back(
         await shows(pilot, "node17")
 
 
+async def test_each_source_keeps_its_range_on_the_charts_too(
+    live: GpuprofApp, fake_node: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = fake_node.FakeNode(1, host="recorded-node")
+    node.fill(10**12, 10**12 + 10 * 10**9)
+    monkeypatch.setattr("gpuprof.tui.app.bundled_recording", lambda: Path("/x/demo.gpuprof"))
+    monkeypatch.setattr(
+        "gpuprof.tui.app.open_file", lambda path: HistoryTransport(node.history, "demo.gpuprof")
+    )
+    async with live.run_test(notifications=True, size=(160, 40)) as pilot:
+        await shows(pilot, "last 30 s, live")
+        await shows(pilot, "main (train.py:88)")
+        await pilot.press("v", *["left"] * 8, "enter")
+        await until(pilot, lambda: live.session.feed.pinned is not None)
+        pinned, first = live.session.feed.pinned, live.session
+        await pilot.press("D")
+        await shows(pilot, "recording demo.gpuprof")
+        await shows(pilot, "whole recording")
+        assert screen_of(live).charts.selected_range is None
+        await pilot.press("v", *["left"] * 4, "enter")
+        await until(pilot, lambda: live.session.feed.pinned is not None)
+        await pilot.press("D")
+        await shows(pilot, "node17")
+        assert live.session is first
+        await pilot.pause(0.2)
+        assert first.feed.pinned == pinned == screen_of(live).charts.selected_range
+
+
 async def test_reconnect_keeps_the_charts(live: GpuprofApp, node_socket: tuple[Any, str]) -> None:
     node, _ = node_socket
     async with live.run_test(notifications=True, size=(120, 40)) as pilot:

@@ -101,6 +101,17 @@ def test_a_program_that_cannot_be_run_ends_as_in_a_shell(
     assert refused("./link").exit_code == 126
 
 
+def test_a_program_is_not_found_from_a_folder_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(GpuprofError, match="command not found") as caught:
+        run.find_program("./train.py")
+    assert (caught.value.exit_code, caught.value.hint[-24:]) == (127, "from a folder that is gone"[-24:])
+
+
 def test_a_pid_is_named_once_and_what_to_do_is_said() -> None:
     gone = attach.about(7, attach.AttachError("gone", "there is no process 7"))
     assert (gone.message, gone.exit_code) == ("there is no process 7", EXIT_UNAVAILABLE)
@@ -152,6 +163,21 @@ def test_a_service_is_not_asked_for_what_it_would_not_do(
         options.service = False
         options.socket = None
         assert not command._sampler_options(options).use_service
+
+
+def test_what_a_service_would_not_do_is_refused_before_anything_is_attached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, attached = str(tmp_path / "s"), list[int]()
+    monkeypatch.setattr(sampler_process, "SERVICE_SOCKET", path)
+    monkeypatch.setattr(attach, "attach_all", lambda pids: attached.extend(pids) or 0)
+    with socket.socket(socket.AF_UNIX) as service:
+        service.bind(path)
+        service.listen()
+        assert command.main(["attach", "--hz", "50", "7"]) == EXIT_USAGE
+        assert (attached, "leave --hz out" in capsys.readouterr().err) == ([], True)
+        assert command.main(["attach", "7"]) == 0
+        assert attached == [7]
 
 
 def test_ctrl_c_before_the_screen_is_up_says_nothing() -> None:

@@ -208,3 +208,30 @@ async def test_an_answer_that_lacks_what_was_not_read_in_time_says_so(talk: Talk
     assert answer.until_ns is None
     await talk.answer(12)
     assert talk.sources.reports == 3
+
+
+async def test_those_who_wait_for_all_keep_no_question_from_being_answered(talk: Talk) -> None:
+    """However many recordings end while the sources are late, a screen's tree comes as before."""
+    loop, may_settle = asyncio.get_running_loop(), talk.sources.may_settle
+    may_settle.clear()
+    settle = talk.sources.settle
+    talk.sources.settle = lambda seconds, least_wait_ns=0: (  # type: ignore[method-assign]
+        None if least_wait_ns else settle(600.0)
+    )
+    others = []
+    try:
+        for _ in range(10):  # each with all that one client may ask at once: no pool has so many threads
+            ours, theirs = socket.socketpair()
+            talk.server.adopt(theirs.detach())
+            others.append(ours)
+            ours.setblocking(False)
+            await loop.sock_sendall(ours, MAGIC + b"".join(wire.pack(Settle(number)) for number in range(4)))
+        await asyncio.sleep(0.2)
+        now_ns = time.monotonic_ns()
+        talk.history.set_status(Status(now_ns, [SourceStatus("offcpu", "ok")], 0, 0, 0, 0))
+        await talk.ask(Query(9, "offcpu", 0, now_ns))
+        assert isinstance(await talk.answer(9), Tree)
+    finally:
+        may_settle.set()
+        for sock in others:
+            sock.close()

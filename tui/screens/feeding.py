@@ -32,7 +32,7 @@ class Feeding:
         model = session.model
         self._header.model = model
         self._header.label = session.transport.label if not session.transport.live else ""
-        self._charts.clear_range()
+        self._charts.show_range(session.feed.pinned)
         self._charts.set_store(model.store)
         self._charts.set_rates(session.rates.labels)
         self._charts.live = self._table.live = model.live

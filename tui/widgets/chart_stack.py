@@ -175,6 +175,12 @@ class ChartStack(TimeView, can_focus=True):
             self.post_message(self.RangeCleared())
         self._redraw()
 
+    def show_range(self, pinned: tuple[int, int] | None) -> None:
+        """Mark what is pinned already, or nothing, and post no message: another source has its own range."""
+        self.view.drop()
+        self.view.pinned = pinned
+        self._redraw()
+
     # ------------------------------------------------------------------------------------------------ drawing
 
     def _replan(self) -> None:

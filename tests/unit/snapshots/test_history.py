@@ -235,6 +235,21 @@ def test_a_client_gets_everything_once_and_definitions_first(
     assert (cursor.dropped_samples, cursor.dropped_readings) == (0, 0)
 
 
+def test_a_status_tells_of_the_rows_that_are_skipped_with_it(planted: Any, row: Any) -> None:
+    """It may be the last one that a recording gets."""
+    history = planted.history
+    planted.add(row(0, "a"))
+    cursor = history.cursor("rows")
+    drained(history, cursor)
+    for second in (1, 2, 60):
+        planted.add(row(second * 10**9, "a"))
+    history.set_status(Status(60 * 10**9, [], 0, 0, 0, 0))
+    frames = history.since(cursor)
+    (status,) = [frame for frame in frames if isinstance(frame, Status)]
+    assert (status.dropped_samples, cursor.dropped_samples) == (2, 2)
+    assert sum(len(frame.time_ns) for frame in frames if isinstance(frame, Samples)) == 1
+
+
 def test_a_client_at_now_gets_what_comes_and_the_processes_there_are(planted: Any, row: Any) -> None:
     history = planted.history
     planted.add(row(1, "a"))

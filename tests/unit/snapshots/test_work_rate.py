@@ -206,6 +206,28 @@ def test_what_was_not_recorded_is_no_zero(planted: Planted) -> None:
     assert total(planted, "kernel", "relu") == 30  # of a process that was recorded all the time
 
 
+@pytest.mark.parametrize("kind", ["kernel", "range"])
+def test_rows_that_were_dropped_do_not_thin_a_rate(kind: str) -> None:
+    """A live history holds what it has room for: 1,000 a second stay 1,000, of what is left."""
+    planted = Planted()
+    for second in range(40):
+        ends = [ZERO + second * S + at * MS for at in range(1, 1001)]
+        if kind == "range":
+            planted.ranges(ends, "step", length_ns=1000)
+        else:
+            planted.work(ends, MAIN, KERNEL)
+    log = planted.history.ranges if kind == "range" else planted.history.gpu_work
+    with planted.history.lock:
+        dropped = log.drop_oldest()
+    assert 10_000 < dropped < 30_000
+    wanted = Wanted(kind, "step" if kind == "range" else "gemm", ZERO, ZERO + 41 * S, S)
+    (counted,) = planted.ask(wanted).counted
+    assert counted.total == 40_000 - dropped
+    assert counted.recorded_ns == pytest.approx((40_000 - dropped) * MS, abs=2 * MS)
+    (other,) = planted.ask(Wanted(kind, "none", ZERO, ZERO + 41 * S, S)).counted
+    assert (other.total, other.recorded_ns) == (0, counted.recorded_ns)
+
+
 def test_time_before_the_recording_does_not_thin_a_rate() -> None:
     """A range may be pinned on the screen from before the start of a file: 40 launches in 5 s are 8 /s."""
     planted = Planted()

@@ -284,6 +284,20 @@ def test_a_watch_ends_with_the_source() -> None:
         made.watch(os.getpid(), TRACK_SELF, 60)
 
 
+def test_a_watch_ends_with_a_fault_of_the_source() -> None:
+    """At once, with what it was, and not when its time is up."""
+
+    def fault() -> None:
+        raise RuntimeError("a fault that was planted")
+
+    made = OffCpu(lambda: None, lambda: True, set, Picks())
+    made.look = fault  # type: ignore[method-assign]
+    made.start()
+    with pytest.raises(GpuprofError, match="a fault that was planted"):
+        made.watch(os.getpid(), TRACK_SELF, 3600)
+    made.stop()
+
+
 def test_a_process_that_the_kernel_side_follows_already_has_no_earlier_waits() -> None:
     stacks = Stacks()
     stacks.programs.pids[1] = TRACK_SELF | TRACK_CHILDREN  # as a child of one that is tracked

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gpuprof.bpf.wait_programs import UNWALKED_NS, WAIT_RECORD
+from gpuprof.bpf.wait_programs import COUNTS_TWICE, TIME_WAS_UP, UNWALKED_NS, WAIT_RECORD
 from gpuprof.sampler.wait_reader import LASTING_NS, TOGETHER_NS
 from gpuprof.sampler.wait_rows import LastingWaits, rows_of
 from gpuprof.snapshots.frames import WaitKind
@@ -74,6 +74,15 @@ def test_weights_are_the_reciprocals_of_the_chances() -> None:
         {"extra": 20 * MS, "time_ns": 20 * MS + 10, "threshold_ns": 0},
     )
     assert [weight for *_, weight in rows(made)] == [4.0, 12.0, 3.0, 1.0]
+
+
+def test_a_wait_in_which_two_points_lie_counts_twice_unless_it_stands_for_itself() -> None:
+    made = waits(
+        {"extra": MS, "time_ns": MS + 250_000, "waker_flags": COUNTS_TWICE | TIME_WAS_UP},
+        {"extra": 3 * MS, "time_ns": 3 * MS + 250_000, "weight": 3, "waker_flags": COUNTS_TWICE},
+        {"extra": 5 * MS, "time_ns": 10 * MS, "waker_flags": COUNTS_TWICE},  # longer than its threshold
+    )
+    assert [weight for *_, weight in rows(made)] == [8.0, 24.0, 1.0]
 
 
 def test_a_long_wait_stands_for_itself_however_many_stacks_were_left_out() -> None:

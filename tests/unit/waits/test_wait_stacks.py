@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from gpuprof.bpf.records import HEADER, Batch, batch_of
-from gpuprof.bpf.wait_programs import TIME_WAS_UP, UNWALKED_NS, WAIT_RECORD
+from gpuprof.bpf.wait_programs import COUNTS_TWICE, MAY_HAVE, TIME_WAS_UP, UNWALKED_NS, WAIT_RECORD
 from gpuprof.sampler import wait_stacks
 from gpuprof.sampler.frame_ids import FrameIds
 from gpuprof.sampler.gone_processes import LATE_NS, GoneProcesses
@@ -242,6 +242,13 @@ def test_the_record_is_that_of_the_kernel_side() -> None:
     long = re.search(r"#define UNWALKED_NS (\d+)ull", text)
     assert long is not None
     assert int(long[1]) == UNWALKED_NS
+    twice = re.search(r"#define WAIT_COUNTS_TWICE (\d+)", text)
+    assert twice is not None
+    assert int(twice[1]) == COUNTS_TWICE
+    maps = resources.files("gpuprof.bpf").joinpath("maps.bpf.h").read_text()
+    bits = re.search(r"#define MAY_HAVE_BITS (\d+)", maps)
+    assert bits is not None
+    assert 1 << int(bits[1]) == MAY_HAVE
     fields = re.search(
         r"struct wait \{\n    struct record_header header;\n(.*?)struct switch_rate", text, re.S
     )
