@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
 
 from gpuprof.snapshots.errors import GpuprofError
@@ -142,11 +143,15 @@ class Link:
             await fetch.put(frame)
         return fetch.started
 
-    async def fetch(self, start_ns: int, end_ns: int) -> AsyncIterator[Frame]:
+    async def fetch(self, start_ns: int, end_ns: int) -> AsyncGenerator[Frame, None]:
         """The frames of [start_ns, end_ns), a hello first. Live frames wait meanwhile, and are not lost.
 
-        GpuprofError when there is no connection, it ends, or the other side refuses. One at a time.
+        GpuprofError when there is no connection, it ends, or the other side refuses. One at a time; what is
+        left of one that was given up is waited for.
         """
+        until = time.monotonic() + FETCH_SILENCE_S
+        while self._fetch is not None and self._fetch.abandoned and time.monotonic() < until:
+            await asyncio.sleep(0.02)
         if self._fetch is not None:
             raise GpuprofError("A snapshot is being fetched already.")
         self._fetches += 1

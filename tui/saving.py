@@ -9,7 +9,7 @@ import functools
 import os
 import re
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
 
 from gpuprof.snapshots.errors import FileError, GpuprofError
@@ -116,5 +116,8 @@ async def save_frames(
     finally:
         if not complete:
             (discard or functools.partial(remove, fd, path))()
+        # Now, not whenever it is collected: until then the next save would be refused.
+        if isinstance(frames, AsyncGenerator):
+            await frames.aclose()
         with contextlib.suppress(OSError):
             os.close(fd)

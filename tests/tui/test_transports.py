@@ -242,6 +242,21 @@ async def test_fetch_on_the_live_stream(node_socket: tuple[Any, str]) -> None:
     await close_link(link, task)
 
 
+async def test_a_fetch_right_after_one_that_was_given_up(node_socket: tuple[Any, str]) -> None:
+    """A save that the disk had no room for is tried again at once."""
+    node, path = node_socket
+    link, task, _ = await open_link(SocketTransport(path=path))
+    start, end = node.history.span[0], node.history.span[0] + 20 * 10**9
+    expected = node.history.query(Query(1, "cpu", start, end)).total_weight[0]
+    for _ in range(3):
+        given_up = link.fetch(start, end)
+        await given_up.__anext__()
+        await given_up.aclose()
+    frames = [frame async for frame in link.fetch(start, end)]
+    assert sum(len(frame.time_ns) for frame in frames if isinstance(frame, Samples)) == expected
+    await close_link(link, task)
+
+
 async def test_fetch_ends_with_the_connection(node_socket: tuple[Any, str]) -> None:
     node, path = node_socket
     link, task, _ = await open_link(SocketTransport(path=path))
