@@ -116,8 +116,8 @@ async def save_frames(
     finally:
         if not complete:
             (discard or functools.partial(remove, fd, path))()
+        with contextlib.suppress(OSError):
+            os.close(fd)
         # Now, not whenever it is collected: until then the next save would be refused.
         if isinstance(frames, AsyncGenerator):
             await frames.aclose()
-        with contextlib.suppress(OSError):
-            os.close(fd)

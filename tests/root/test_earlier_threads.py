@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from recorders import wait_until_it_records
 
 from gpuprof.snapshots.file import read_snapshot
 
@@ -41,12 +42,8 @@ def test_one_short_wait_of_each_of_many_threads_is_not_told_as_many(tmp_path: Pa
             [*COMMAND, "record", "--no-service", "-f", "-o", str(file), "--offcpu-pid", str(workload.pid)],
             stderr=subprocess.PIPE, text=True,
         ) as recording:  # fmt: skip
+            said = wait_until_it_records(recording)
             assert recording.stderr is not None
-            said = ""
-            while "recording to" not in said:
-                line = recording.stderr.readline()
-                assert line, said
-                said += line
             workload.stdin.write("x")
             workload.stdin.flush()
             slept = int(workload.stdout.readline()) / NS

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from machine_time import PATIENCE_S
+from recorders import wait_until_it_records
 
 from gpuprof.sampler import endpoint
 from gpuprof.sampler.server import Server
@@ -98,15 +99,6 @@ def record(*argv: str, environ: dict[str, str] | None = None) -> subprocess.Pope
         stderr=subprocess.PIPE,
         text=True,
     )
-
-
-def wait_until_it_records(process: subprocess.Popen[str]) -> None:
-    assert process.stderr is not None
-    said = ""
-    while "recording to" not in said:
-        line = process.stderr.readline()
-        assert line, said
-        said += line
 
 
 def test_what_was_sampled_while_the_command_ran_is_in_the_file(service: Service, tmp_path: Path) -> None:

@@ -318,15 +318,19 @@ async def test_full_disk(live: GpuprofApp, monkeypatch: pytest.MonkeyPatch) -> N
         await tells(pilot, "cannot write")
 
 
-async def test_a_recording_over_a_live_node_and_back(
-    live: GpuprofApp, fake_node: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def bundled(fake_node: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another node's recording of 10 s is the bundled one."""
     node = fake_node.FakeNode(1, host="recorded-node")
     node.fill(10**12, 10**12 + 10 * 10**9)
     monkeypatch.setattr("gpuprof.tui.app.bundled_recording", lambda: Path("/x/demo.gpuprof"))
     monkeypatch.setattr(
         "gpuprof.tui.app.open_file", lambda path: HistoryTransport(node.history, "demo.gpuprof")
     )
+
+
+@pytest.mark.usefixtures("bundled")
+async def test_a_recording_over_a_live_node_and_back(live: GpuprofApp) -> None:
     async with live.run_test(notifications=True, size=(160, 40)) as pilot:
         await shows(pilot, "last 30 s, live")
         await pilot.press("D")
@@ -338,15 +342,8 @@ async def test_a_recording_over_a_live_node_and_back(
         await shows(pilot, "node17")
 
 
-async def test_each_source_keeps_its_range_on_the_charts_too(
-    live: GpuprofApp, fake_node: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    node = fake_node.FakeNode(1, host="recorded-node")
-    node.fill(10**12, 10**12 + 10 * 10**9)
-    monkeypatch.setattr("gpuprof.tui.app.bundled_recording", lambda: Path("/x/demo.gpuprof"))
-    monkeypatch.setattr(
-        "gpuprof.tui.app.open_file", lambda path: HistoryTransport(node.history, "demo.gpuprof")
-    )
+@pytest.mark.usefixtures("bundled")
+async def test_each_source_keeps_its_range_on_the_charts_too(live: GpuprofApp) -> None:
     async with live.run_test(notifications=True, size=(160, 40)) as pilot:
         await shows(pilot, "last 30 s, live")
         await shows(pilot, "main (train.py:88)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import abstractmethod
 
 from textual.filter import ANSIToTruecolor
 from textual.geometry import Region
@@ -26,9 +27,9 @@ class Painted(Widget):
         self._drawn_at = 0.0
         self._pending: Timer | None = None
 
+    @abstractmethod
     def draw(self, width: int, height: int) -> list[Segments]:
         """All lines, as they are now; sets `_ansi`."""
-        raise NotImplementedError
 
     def refresh_data(self) -> None:
         """There is something new: draw it, at most `refresh_hz` times a second."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import ClassVar
 
 from textual import events
@@ -28,18 +29,18 @@ class TimeView(Painted):
         self._now_ns: int | None = None
 
     @property
+    @abstractmethod
     def oldest_ns(self) -> int:
         """The oldest instant that there is anything of."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def newest_ns(self) -> int:
         """The newest instant that there is anything of."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _column_at(self, event: events.MouseEvent) -> int | None:
         """The column of the axis under the pointer; None beside it."""
-        raise NotImplementedError
 
     @property
     def now_ns(self) -> int:
