@@ -1,6 +1,7 @@
 /* CUPTI taken into use, and let go of (session.h). */
 #define _GNU_SOURCE
 #include "calls.h"
+#include "graphs.h"
 #include "names.h"
 #include "nvtx.h"
 #include "session.h"
@@ -16,7 +17,6 @@
 #define DEVICE_BUFFERS 16    /* of a context: 51 MB, for 1.6 M kernels under way */
 
 static int cupti_opened;
-static cupti_subscriber subscriber;
 static uint64_t attach_ns;         /* what the present attach took; the library's thread's */
 static uint64_t known_ns;          /* when CUPTI last knew us; the library's thread's */
 static char no_kernels[RING_TEXT]; /* why CUPTI gives no kernel records though it is attached; the library's thread's */
@@ -45,14 +45,14 @@ static int subscribe(char *problem, size_t problem_size)
     const size_t sizes[] = {sizeof params, offsetof(struct cupti_subscriber_params, allow_multiple)};
     for (size_t i = 0; i < 2 && session.cupti.cuptiSubscribe_v2 && result == CUPTI_INVALID_PARAMETER; i++) {
         params.struct_size = sizes[i];
-        result = session.cupti.cuptiSubscribe_v2(&subscriber, calls_back, NULL, &params);
+        result = session.cupti.cuptiSubscribe_v2(&session.subscriber, calls_back, NULL, &params);
     }
     if (result == CUPTI_INVALID_PARAMETER)
-        result = session.cupti.cuptiSubscribe(&subscriber, calls_back, NULL);
+        result = session.cupti.cuptiSubscribe(&session.subscriber, calls_back, NULL);
     if (result == CUPTI_OK)
         return 0;
     other[sizeof other - 1] = 0;
-    if (result == CUPTI_MULTIPLE_SUBSCRIBERS && shared_subscribe(&subscriber, other, problem, problem_size) == 0)
+    if (result == CUPTI_MULTIPLE_SUBSCRIBERS && shared_subscribe(&session.subscriber, other, problem, problem_size) == 0)
         return 0;
     if (result == CUPTI_MULTIPLE_SUBSCRIBERS && problem[0])
         return -1;
@@ -116,9 +116,12 @@ int attach(char *problem, size_t problem_size)
         session.cupti.cuptiGetVersion(&header->cupti_version);
         atexit(at_exit); /* exit handlers run newest first: ours must come before those that CUPTI registered while it was loaded */
     }
-    int goes_on = shared_lives(); /* a buffer of before is still out: CUPTI may go on to fill it, and its ids go on */
+    /* CUPTI may go on to fill a buffer of before, and its ids go on. */
+    int parked = is_parked(), goes_on = parked || shared_lives();
     if (!goes_on && subscribe(problem, problem_size) < 0)
         return -1;
+    if (!goes_on)
+        graphs_forget();
     session.attaches++;
     pthread_mutex_lock(&session.writer);
     uint32_t epoch = header->epoch = __atomic_add_fetch(&session.epoch, !goes_on, __ATOMIC_RELEASE);
@@ -127,8 +130,9 @@ int attach(char *problem, size_t problem_size)
     pthread_mutex_unlock(&session.writer);
     nvtx_listen(1); /* goes on in pauses of the budget, so that ranges are counted exactly */
 
-    set_attributes();
-    if (!session.shared) {
+    if (!parked)
+        set_attributes();
+    if (!parked && !session.shared) {
         session.cupti.cuptiActivityRegisterCallbacks(records_buffer_requested, records_buffer_completed);
         if (session.cupti.cuptiActivityFlushPeriod)
             session.cupti.cuptiActivityFlushPeriod(FLUSH_PERIOD_MS);
@@ -136,10 +140,11 @@ int attach(char *problem, size_t problem_size)
     records_compare_clocks();
     __atomic_store_n(&session.attached_ns, now_ns(), __ATOMIC_RELAXED);
     __atomic_store_n(&session.pausing, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&session.parked, 0, __ATOMIC_RELEASE);
     /* Before the first callback, so that every record has its launch. */
     __atomic_store_n(&session.state, with_phase((uint64_t)epoch << 8, RECORDING), __ATOMIC_RELEASE);
 
-    calls_enable(&session.cupti, subscriber);
+    calls_enable(&session.cupti, session.subscriber);
     enable_activity();
     uint64_t now = now_ns();
     __atomic_store_n(&header->recording_since_ns, now, __ATOMIC_RELEASE);
@@ -149,10 +154,9 @@ int attach(char *problem, size_t problem_size)
     return 0;
 }
 
-void follow_events(void) { calls_follow_events(&session.cupti, subscriber); }
+void follow_events(void) { calls_follow_events(&session.cupti, session.subscriber); }
 
-/* What an end of recording tells the sampler. */
-static void recording_ended(uint64_t end_ns)
+void recording_ended(uint64_t end_ns)
 {
     struct ring_header *header = session.ring.header;
     records_add_span(__atomic_load_n(&header->recording_since_ns, __ATOMIC_ACQUIRE), end_ns);
@@ -164,7 +168,7 @@ static void say_detached(uint64_t began)
     struct ring_header *header = session.ring.header;
     int pausing = __atomic_load_n(&session.pausing, __ATOMIC_RELAXED);
     char text[RING_TEXT] = "";
-    if (pausing)
+    if (pausing && !is_parked()) /* which has counted it */
         __atomic_fetch_add(&header->pauses, 1, __ATOMIC_RELAXED);
     if (pausing && session.shared)
         snprintf(text, sizeof text, "paused, to stay within --gpu-overhead; not at native speed meanwhile, since %s uses CUPTI too", shared_with());
@@ -181,7 +185,7 @@ void detach_soon(const char *message, int pausing)
     int shared = session.shared != NULL;
     uint64_t began = now_ns(), end = shared && !shared_lives() ? known_ns : began;
     if (!shared)
-        calls_enable_more(&session.cupti, subscriber, 1);
+        calls_enable_more(&session.cupti, session.subscriber, 1);
     __atomic_store_n(&session.pausing, pausing, __ATOMIC_RELAXED);
     if (!pausing) {
         nvtx_listen(0);
@@ -191,7 +195,7 @@ void detach_soon(const char *message, int pausing)
     set_phase(shared ? FINALIZING : DETACH_WANTED);
     if (shared) {
         if (session.shared)
-            shared_stop(subscriber);
+            shared_stop(session.subscriber);
         recording_ended(end);
         say_detached(began);
         set_phase(WAITING);
@@ -226,7 +230,7 @@ void resume(void)
 {
     if (!change_phase(DETACH_WANTED, RECORDING))
         return;
-    calls_enable_more(&session.cupti, subscriber, 0);
+    calls_enable_more(&session.cupti, session.subscriber, 0);
     if (!__atomic_exchange_n(&session.pausing, 0, __ATOMIC_RELAXED)) {
         pthread_mutex_lock(&session.writer);
         names_forget_sent();
@@ -246,17 +250,24 @@ void finalize_here(void)
     uint64_t began = now_ns();
     session.cupti.cuptiActivityFlushAll(1);
     records_compare_clocks();
-    recording_ended(began);
     cupti_alone(INSIDE_NS);
+    if (!graphs_are_settled(GRAPHS_QUIET_NS)) { /* one is being made since: recording goes on until the library's thread parks */
+        set_phase(DETACH_WANTED);
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
+        return;
+    }
+    if (!is_parked())
+        recording_ended(began);
     cupti_result result = session.cupti.cuptiFinalize();
     log_line("finalized: %d", result);
     if (result != CUPTI_OK) { /* the next best: part of the cost stays, but not our subscription */
         session.cupti.cuptiActivityDisable(ACTIVITY_CONCURRENT_KERNEL);
         session.cupti.cuptiActivityDisable(ACTIVITY_MEMCPY);
         session.cupti.cuptiActivityDisable(ACTIVITY_MEMSET);
-        session.cupti.cuptiUnsubscribe(subscriber);
+        session.cupti.cuptiUnsubscribe(session.subscriber);
     }
     say_detached(began);
+    __atomic_store_n(&session.parked, 0, __ATOMIC_RELEASE);
     set_phase(WAITING);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }

@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include "calls.h"
 #include "events.h"
+#include "graphs.h"
 #include "nvtx.h"
 #include "session.h"
 #include "shared.h"
@@ -19,8 +20,9 @@
 #define LONG_COPY_NS 50000u /* a copy that may return before it is done has waited when it took so long; so has a call that frees */
 #define NESTED 4u           /* calls of a thread that are within each other, as far as they are told apart */
 
-/* CALL_FREE: gives something back, and waits for the device first where that still uses it. CALL_RECORD: of an event. CALL_OTHER: only to detach. */
-enum call_class { CALL_NONE, CALL_LAUNCH, CALL_COPY, CALL_WAIT, CALL_FREE, CALL_RECORD, CALL_OTHER };
+/* CALL_FREE: gives something back, and waits for the device first where that still uses it. CALL_RECORD: of an event. CALL_OTHER: only to detach.
+ * CALL_GRAPH: makes, changes or destroys one (graphs.h). */
+enum call_class { CALL_NONE, CALL_LAUNCH, CALL_COPY, CALL_WAIT, CALL_FREE, CALL_RECORD, CALL_OTHER, CALL_GRAPH };
 
 static uint8_t class_of[CALL_IDS];
 static uint64_t notes[1u << NOTES_BITS]; /* by correlation id: time of the enter << SHIFT_BITS | mark() */
@@ -67,15 +69,19 @@ void calls_enable(const struct cupti_api *cupti, cupti_subscriber subscriber)
         enable(cupti, subscriber, waits[i], CALL_WAIT);
     for (size_t i = 0; i < sizeof frees / sizeof *frees; i++)
         enable(cupti, subscriber, frees[i], CALL_FREE);
+    for (size_t i = 0; i < graphs_count; i++)
+        enable(cupti, subscriber, graphs_ids[i], CALL_GRAPH);
     events_followed = 0;
     calls_follow_events(cupti, subscriber);
 }
 
 void calls_disable(const struct cupti_api *cupti, cupti_subscriber subscriber)
 {
-    for (uint32_t id = 0; id < CALL_IDS; id++)
-        if (__atomic_load_n(&class_of[id], __ATOMIC_RELAXED) != CALL_NONE)
+    for (uint32_t id = 0; id < CALL_IDS; id++) {
+        enum call_class class = (enum call_class)__atomic_load_n(&class_of[id], __ATOMIC_RELAXED);
+        if (class != CALL_NONE && class != CALL_GRAPH)
             cupti->cuptiEnableCallback(0, subscriber, DOMAIN_DRIVER_API, id);
+    }
 }
 
 static const uint32_t event_records[] = {
@@ -170,6 +176,19 @@ static uint64_t kept(const struct cupti_callback_data *call, uint32_t cbid, int 
             return place->word;
     }
     return 0;
+}
+
+/* Of calls that make graphs: whether they are under way. The word says of which subscription the enter was. */
+static void graph_call(const struct cupti_callback_data *call, uint32_t cbid, int shared)
+{
+    uint64_t word = (uint64_t)__atomic_load_n(&session.epoch, __ATOMIC_RELAXED) << 1 | 1;
+    const int *result = call->return_value;
+    if (call->site == SITE_ENTER) {
+        keep(call, cbid, shared, word);
+        graphs_entered();
+    } else {
+        graphs_left(cbid, kept(call, cbid, shared) == word, result && *result != 0);
+    }
 }
 
 /* ---- a call --------------------------------------------------------------------------------------------------------------- */
@@ -281,7 +300,7 @@ static void leave(const struct cupti_callback_data *call, uint32_t cbid, enum ca
     uint64_t now = get_state(), word = class == CALL_RECORD || class == CALL_OTHER ? 0 : kept(call, cbid, shared);
     uint64_t entered = word >> SHIFT_BITS, taken = word & ((1u << SHIFT_BITS) - 1);
     /* While another thread finalizes, records still come until it is done, and want their launches. */
-    int listening = phase_of(now) == RECORDING || phase_of(now) == DETACH_WANTED || phase_of(now) == FINALIZING;
+    int listening = (phase_of(now) == RECORDING || phase_of(now) == DETACH_WANTED || phase_of(now) == FINALIZING) && !is_parked();
     /* The word of a call that was under way when we attached may be from the attach before. */
     if (class == CALL_RECORD && listening)
         note_event(call, cbid);
@@ -301,7 +320,7 @@ static void leave(const struct cupti_callback_data *call, uint32_t cbid, enum ca
         if (class != CALL_LAUNCH && phase_of(now) != FINALIZING) /* it would ask CUPTI for the stream */
             waited(call, cbid, class, entered, now >> 8, probed);
     }
-    if (phase_of(now) == DETACH_WANTED && change_state(now, with_phase(now, FINALIZING)))
+    if (phase_of(now) == DETACH_WANTED && graphs_are_settled(GRAPHS_QUIET_NS) && change_state(now, with_phase(now, FINALIZING)))
         finalize_here();
 }
 
@@ -313,6 +332,10 @@ void calls_back(void *user, int domain, uint32_t cbid, const void *data)
     enum call_class class = cbid < CALL_IDS ? (enum call_class)__atomic_load_n(&class_of[cbid], __ATOMIC_RELAXED) : CALL_NONE;
     if (class == CALL_NONE)
         return;
+    if (class == CALL_GRAPH) {
+        graph_call(call, cbid, shared);
+        return;
+    }
     int timed = (call->correlation_id & TIMED_MASK) == 0;
     if (!timed || (class != CALL_LAUNCH && class != CALL_RECORD) || (class == CALL_RECORD && phase_of(get_state()) != RECORDING)) {
         if (call->site == SITE_ENTER)

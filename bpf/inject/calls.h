@@ -13,7 +13,7 @@ void calls_back(void *user, int domain, uint32_t cbid, const void *data);
 /* Launches, copies and waits: the calls that are looked at while recording; the library's thread's, as the next three. */
 void calls_enable(const struct cupti_api *cupti, cupti_subscriber subscriber);
 
-/* None any more, for who unsubscribes without a finalize. */
+/* None any more but those that make graphs, for who stops without a finalize. */
 void calls_disable(const struct cupti_api *cupti, cupti_subscriber subscriber);
 
 /* Records of events too, once the process has been seen to wait for an event; to be called now and then while recording. */

@@ -84,6 +84,37 @@ enum {
     CBID_cuMemFreeAsync_ptsz = 601,
 };
 
+/* Driver API calls that make, change or destroy graphs. */
+enum {
+    CBID_cuStreamBeginCapture = 495,
+    CBID_cuStreamBeginCapture_ptsz = 496,
+    CBID_cuStreamEndCapture = 497,
+    CBID_cuStreamEndCapture_ptsz = 498,
+    CBID_cuGraphCreate = 501,
+    CBID_cuGraphAddKernelNode = 502,
+    CBID_cuGraphAddMemcpyNode = 504,
+    CBID_cuGraphAddMemsetNode = 506,
+    CBID_cuGraphInstantiate = 513,
+    CBID_cuGraphExecDestroy = 516,
+    CBID_cuGraphDestroy = 517,
+    CBID_cuGraphDestroyNode = 522,
+    CBID_cuGraphClone = 523,
+    CBID_cuGraphAddChildGraphNode = 525,
+    CBID_cuStreamBeginCapture_v2 = 539,
+    CBID_cuStreamBeginCapture_v2_ptsz = 540,
+    CBID_cuGraphExecUpdate = 561,
+    CBID_cuGraphInstantiate_v2 = 578,
+    CBID_cuGraphInstantiateWithFlags = 643,
+    CBID_cuGraphInstantiateWithParams = 656,
+    CBID_cuGraphInstantiateWithParams_ptsz = 657,
+    CBID_cuGraphAddKernelNode_v2 = 689,
+    CBID_cuGraphExecUpdate_v2 = 696,
+    CBID_cuGraphAddNode = 712,
+    CBID_cuStreamBeginCaptureToGraph = 720,
+    CBID_cuStreamBeginCaptureToGraph_ptsz = 721,
+    CBID_cuGraphAddNode_v2 = 723,
+};
+
 /* Driver API calls that copy or set memory, as ranges of ids; the odd ids from 217 to 225 are not in use. */
 struct cbid_range {
     uint32_t first;

@@ -9,15 +9,15 @@
  *   recording -> detaching the lock is gone, or the budget asks for a pause: the next CUDA call flushes and finalizes at its exit (a
  *                          finalize from another thread, while the application is in CUDA calls, can crash)
  *   detaching -> waiting   finalized; after a pause of the budget it begins anew
+ *   recording -> parked    instead, while the process makes CUDA graphs (park.c): nothing is recorded, CUPTI still knows us; then detaching
  *   waiting -> refused     another CUPTI user is subscribed, or CUPTI is missing: said in the ring's header, tried again. Where CUPTI allows
  *                          several subscribers: recording, beside the other one (shared.h); then nothing is finalized
  *   any -> ended           the process exits: the library's thread flushes while exit() waits, for END_WAIT_S at most
  */
 #define _GNU_SOURCE
-#include "calls.h"
+#include "look.h"
 #include "nvtx.h"
 #include "session.h"
-#include "shared.h"
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -35,31 +35,13 @@
 #ifndef POLL_NS
 #define POLL_NS 50000000ull /* how often a listener is looked for */
 #endif
-#define CLOCK_NS 1000000000ull /* how often the clocks are compared */
-#define RETRY_NS 2000000000ull /* after a refusal */
-#define ASK_AHEAD_NS 2500000000ull /* so long before the end of a pause contexts are asked for; longer than they must be settled */
-#ifndef UNSETTLED_NS
-#define UNSETTLED_NS 3000000000ull /* so long a detach waits for contexts that come and go; an attach waits on */
-#endif
-#define FLUSH_BUSY_NS 200000000ull    /* while the process launches, and for FLUSH_AFTER_NS after */
-#define FLUSH_QUIET_NS 1000000000ull
-#define FLUSH_AFTER_NS 3000000000ull
-#define SHARED_AFTER_NS 1000000000ull /* where CUPTI is shared: what is out for so long is asked for, */
-#define SHARED_FLUSH_NS 2000000000ull /* so often at most */
-#define STEP_NS 40000000ull    /* between two steps of the controller */
 #ifndef END_WAIT_S
 #define END_WAIT_S 2 /* a CUPTI that hangs must not keep the process from ending */
-#endif
-#ifndef EXPECT_NS
-#define EXPECT_NS 3000000000ull /* for so long a listener that is expected counts as one */
 #endif
 
 struct session session = {.ring = {.fd = -1}, .writer = PTHREAD_MUTEX_INITIALIZER};
 
 static int started;
-static uint64_t expected_until; /* on CLOCK_MONOTONIC, as the next three; the library's thread's */
-static uint64_t next_clock, next_try;
-static uint64_t unsettled_since; /* 0: contexts are settled */
 static int log_wanted;
 static pid_t owner; /* the process whose ring this is */
 
@@ -97,207 +79,6 @@ static int pause_or_end(uint64_t ns)
     return end;
 }
 
-/* A flush takes the other subscriber's buffers too, full or not, of which it may have few that are large (kineto stops recording after 32): our own
- * are small, so that they fill by themselves, and only those of threads that launch little are asked for. */
-static void flush_shared_records(uint64_t now)
-{
-    static uint64_t next;
-    uint64_t oldest = records_oldest_ns();
-    int late = oldest != 0 && now > oldest && now - oldest >= SHARED_AFTER_NS;
-    if ((late || records_were_refused()) && now >= next) {
-        next = now + SHARED_FLUSH_NS;
-        session.cupti.cuptiActivityFlushAll(0);
-    }
-}
-
-/* CUPTI hands a buffer over when it is full, and its own period does not shorten that (CUDA 13.0): a process that launches little would show
- * its kernels a minute late. So what is complete is asked for, unless records come by themselves. Only this thread ends the recording phase, so
- * that no finalize can meet the flush. */
-static void flush_slow_records(uint64_t now)
-{
-    if (session.shared) {
-        flush_shared_records(now);
-        return;
-    }
-    static uint64_t next, launches_before, records_before, launched_ns, flushed_ns;
-    uint64_t launches = __atomic_load_n(&session.ring.header->launches, __ATOMIC_RELAXED);
-    if (launches != launches_before)
-        launched_ns = now;
-    launches_before = launches;
-    int refused = records_were_refused();
-    if (now < next && !refused)
-        return;
-    next = now + (now - launched_ns < FLUSH_AFTER_NS ? FLUSH_BUSY_NS : FLUSH_QUIET_NS);
-    /* CUPTI has a buffer for each thread: that of one which launches little is not full because others launch much. */
-    uint64_t records = __atomic_load_n(&session.ring.header->records, __ATOMIC_RELAXED);
-    if (refused || records == records_before || now - flushed_ns >= FLUSH_QUIET_NS) {
-        session.cupti.cuptiActivityFlushAll(0);
-        flushed_ns = now;
-    }
-    records_before = __atomic_load_n(&session.ring.header->records, __ATOMIC_RELAXED);
-}
-
-static void plan_set(const struct controller_plan *plan)
-{
-    __atomic_store_n(&session.plan.shift, plan->shift, __ATOMIC_RELAXED);
-    __atomic_store_n(&session.plan.wait_ns, plan->wait_ns, __ATOMIC_RELAXED);
-    __atomic_store_n(&session.plan.stacks_at_once, plan->stacks_at_once, __ATOMIC_RELAXED);
-    __atomic_store_n(&session.ring.header->launches_per_stack, 1u << plan->shift, __ATOMIC_RELAXED);
-    __atomic_store_n(&session.ring.header->wait_threshold_ns, plan->wait_ns, __ATOMIC_RELAXED);
-    __atomic_store_n(&session.ring.header->range_depth, plan->range_depth < RANGE_DEPTHS ? plan->range_depth + 1 : 0, __ATOMIC_RELAXED);
-    nvtx_follow(plan->range_depth);
-    calls_begin_step();
-}
-
-/* What recording costs, and what the sampler's budget makes of it; returns for how many ns to pause, 0: go on. */
-static uint64_t keep_within_budget(uint64_t now)
-{
-    static struct controller controller;
-    static struct controller_counts before;
-    static uint64_t of_epoch, next;
-    struct ring_header *header = session.ring.header;
-    struct controller_counts counts = calls_counts();
-    uint64_t epoch = session.attaches;
-    uint32_t budget = __atomic_load_n(&header->budget_ppm, __ATOMIC_RELAXED);
-    if (of_epoch != epoch || budget != controller.budget_ppm) {
-        if (of_epoch == 0)
-            controller.random = now ^ (uint64_t)(uintptr_t)&session; /* no two processes pause in step */
-        if (of_epoch != 0 && budget == controller.budget_ppm) { /* what ranges have cost in the pause */
-            struct controller_counts paused = before;
-            memcpy(paused.range_calls, counts.range_calls, sizeof paused.range_calls);
-            uint64_t cost = (uint64_t)controller_cost(&controller, &before, &paused);
-            __atomic_store_n(&header->cost_ns, header->cost_ns + cost, __ATOMIC_RELAXED);
-        }
-        of_epoch = epoch;
-        controller_begin(&controller, budget, &counts);
-        before = counts;
-        next = now;
-    }
-    if (now < next)
-        return 0;
-    next = now + STEP_NS;
-    double cost = controller_cost(&controller, &before, &counts);
-    struct controller_plan plan = controller_step(&controller, &counts);
-    if (plan.pause_ns)
-        cost += (double)counts.cycle_ns;
-    uint64_t callbacks = counts.probe_ns - before.probe_ns + (uint64_t)((double)(counts.launches - before.launches) * controller.call_ns);
-    __atomic_store_n(&header->cost_ns, header->cost_ns + (uint64_t)cost, __ATOMIC_RELAXED);
-    __atomic_store_n(&header->callback_ns, header->callback_ns + callbacks, __ATOMIC_RELAXED);
-    before = counts;
-    plan_set(&plan);
-    return plan.pause_ns;
-}
-
-static void try_attach(uint64_t now)
-{
-    char problem[RING_TEXT] = "";
-    next_try = 0;
-    next_clock = now + CLOCK_NS;
-    if (attach(problem, sizeof problem) == 0) {
-        keep_within_budget(now);
-        return;
-    }
-    log_line("refused: %s", problem);
-    ring_say(&session.ring, RING_REFUSED, problem);
-    next_try = now + RETRY_NS;
-    set_phase(WAITING);
-}
-
-/* One that listens, or is expected to. */
-static int has_listener(uint64_t now)
-{
-    int listens = ring_has_listener(&session.ring);
-    if (listens)
-        expected_until = 0;
-    return listens || now < expected_until;
-}
-
-/* Tells who listens why nothing is recorded, if that lasts. */
-static void say_unsettled(uint64_t now)
-{
-    if (unsettled_since == 0)
-        unsettled_since = now;
-    else if (now - unsettled_since >= UNSETTLED_NS)
-        ring_say(&session.ring, RING_WAITING, "it makes CUDA contexts over and over, or is still starting; it is recorded when that is over");
-}
-
-/* Whether the next call may finalize. A process that makes contexts without end must not be recorded without end for that. */
-static int may_finalize(uint64_t now, int settled)
-{
-    if (settled)
-        unsettled_since = 0;
-    else if (unsettled_since == 0)
-        unsettled_since = now;
-    return settled || now - unsettled_since >= UNSETTLED_NS;
-}
-
-/* One look at the listener. */
-static void look(void)
-{
-    uint64_t now = now_ns(), pause;
-    int listener = has_listener(now);
-    enum phase phase = phase_of(get_state());
-    /* The driver is left alone while nobody listens, in a pause, and where nothing will be finalized; it is asked at each look otherwise, so that
-     * what has not changed is known. */
-    int asked = phase == RECORDING ? !session.shared : listener && now + ASK_AHEAD_NS >= next_try;
-    int settled = asked ? contexts_are_settled() : phase == RECORDING;
-    switch (phase) {
-    case WAITING:
-        if (!listener)
-            nvtx_listen(0); /* it left in a pause */
-        shared_tidy(now);
-        if (!listener && (next_try || unsettled_since)) { /* a refusal is news to the next sampler, who shall not wait for the retry */
-            ring_say(&session.ring, RING_WAITING, "");
-            next_try = unsettled_since = 0;
-        } else if (listener && now >= next_try && !settled) {
-            say_unsettled(now);
-        } else if (listener && now >= next_try && change_phase(WAITING, ATTACHING)) {
-            unsettled_since = 0;
-            records_note_devices();
-            try_attach(now);
-        }
-        break;
-    case RECORDING:
-        if (!listener && may_finalize(now, settled)) {
-            detach_soon("waiting for the next CUDA call", 0);
-            break;
-        }
-        flush_slow_records(now);
-        pause = may_finalize(now, settled) ? keep_within_budget(now) : 0;
-        if (pause) {
-            next_try = now + pause;
-            detach_soon("", 1);
-            break;
-        }
-        if (session.ring.header->devices == 0) /* the driver was still initializing */
-            records_note_devices();
-        if (now >= next_clock) {
-            nvtx_flush(now, 0);
-            next_clock = now + CLOCK_NS;
-            if (!still_known()) {
-                lost_cupti();
-                next_try = now + RETRY_NS;
-                break;
-            }
-            follow_events();
-            if (has_no_kernels())
-                enable_activity();
-        }
-        break;
-    case DETACH_WANTED:
-        if (listener && (!__atomic_load_n(&session.pausing, __ATOMIC_RELAXED) || now >= next_try)) {
-            resume();
-            next_clock = now + CLOCK_NS;
-        } else if (!listener) {
-            nvtx_listen(0);
-            __atomic_store_n(&session.pausing, 0, __ATOMIC_RELAXED);
-        }
-        break;
-    default:
-        break;
-    }
-}
-
 /* The last records; the sampler holds the ring's memory and reads on after the process is gone. */
 static void finish(void)
 {
@@ -307,7 +88,7 @@ static void finish(void)
     }
     nvtx_listen(0);
     nvtx_flush(now_ns(), 1);
-    if (change_phase(RECORDING, ENDED) || change_phase(DETACH_WANTED, ENDED)) {
+    if (change_phase(RECORDING, ENDED) || change_phase(DETACH_WANTED, ENDED) || is_parked()) {
         session.cupti.cuptiActivityFlushAll(!session.shared); /* by force it would take the other's incomplete records too */
         records_compare_clocks();
     }
@@ -383,11 +164,8 @@ static int start_thread(void)
 static void attach_in_init(void)
 {
     const char *expected = getenv("GPUPROF_EXPECT_LISTENER");
-    uint64_t now = now_ns();
-    if (!expected || strcmp(expected, "1") != 0 || !change_phase(WAITING, ATTACHING))
-        return;
-    expected_until = now + EXPECT_NS;
-    try_attach(now);
+    if (expected && strcmp(expected, "1") == 0 && change_phase(WAITING, ATTACHING))
+        look_expecting();
 }
 
 static int start(int in_init)

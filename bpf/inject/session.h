@@ -1,11 +1,14 @@
 /* What the parts of the injection library share.
  *
- *   inject.c      starts and ends; the library's thread
+ *   inject.c      starts and ends, and the library's thread
+ *   look.c        what that thread does at each look at its listener
  *   attach.c      CUPTI taken into use, and let go of
  *   shared.c      the same beside another subscriber
  *   calls.c       what happens at each call of the CUDA driver
  *   events.c      which stream an event is of
  *   contexts.c    whether a context is being made
+ *   graphs.c      whether graphs are being made
+ *   park.c        a stop without a finalize, while they are
  *   records.c     what CUPTI hands over, written into the ring
  *   nvtx.c        the program's NVTX ranges, and which of them a launch is in
  *   controller.c  how many stacks, and how much time, the budget allows
@@ -34,8 +37,10 @@ struct session {
     uint64_t attached_ns;   /* when the present attach began, atomic */
     uint32_t epoch;         /* attaches so far, atomic */
     uint32_t attaches;      /* the same, and those that go on in an epoch that CUPTI has not ended; the library's thread's */
+    cupti_subscriber subscriber; /* ours, as long as CUPTI knows us; written by the library's thread */
     cupti_subscriber shared; /* our subscription where CUPTI is shared with others, else NULL; set by the library's thread, atomic */
     int forked;             /* this is a forked child: no thread, no ring; atomic */
+    int parked;             /* CUPTI knows us, and nothing is recorded; atomic */
     int pausing;            /* the detach that is wanted or done is the budget's; atomic */
     int64_t clock_ns;       /* CLOCK_MONOTONIC minus CUPTI's clock, atomic */
     uint64_t cycle_ns;      /* what the last attach and the last detach took together, atomic */
@@ -88,6 +93,22 @@ void finalize_here(void);
 void enable_activity(void);
 void follow_events(void);
 int has_no_kernels(void); /* CUPTI gives no kernel records though it is attached */
+
+/* attach.c: what an end of recording, and what the end of a detach or a stop, tells the sampler. */
+void recording_ended(uint64_t end_ns);
+
+/* park.c: stops recording and keeps the subscription, since CUPTI must not be let go of while the process makes graphs; to be called while
+ * recording, or while a detach is wanted. attach() goes on from there; park_look, at each look meanwhile, sees to what CUPTI still has, and wants
+ * the detach once `quiet_ns` are over and `may` says so too. park_say: what the ring's header says of it. */
+static inline int is_parked(void) { return __atomic_load_n(&session.parked, __ATOMIC_ACQUIRE); }
+void park(int pausing);
+void park_look(uint64_t now, uint64_t quiet_ns, int may);
+void park_say(void);
+
+/* After a stop without a finalize: asks for the records that are due, then, at each look, now and then for what CUPTI still has; whether that may
+ * still come. The library's thread's. */
+void stopped(void);
+int stopped_awaits(uint64_t now);
 
 /* Whether the process's contexts have been the same for a while, as far as the driver tells: cuptiSubscribe in another thread than that which
  * makes a context crashes in CUPTI 13.0, at the context's end of creation or at its next module. To be called at each look, since it is what a

@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "shared.h"
 #include "calls.h"
+#include "graphs.h"
 #include "session.h"
 
 #include <stdio.h>
@@ -9,15 +10,10 @@
 #include <time.h>
 
 #define SHARES 130300u /* CUPTI's version from which the functions have their final meaning */
-#define FLUSH_NS 500000000ull    /* between two flushes for what is still out */
-#ifndef GIVE_UP_NS
-#define GIVE_UP_NS 5000000000ull /* a buffer that is not back by then comes later, or never */
-#endif
 #define LEAVE_NS 1000000000ull   /* the longest wait for who is inside CUPTI for us */
 
 static uint32_t inside;       /* threads that are in a call of CUPTI for us; atomic */
 static char with[128];        /* who had subscribed before */
-static uint64_t stopped_ns, next_flush;
 
 int cupti_enter(void)
 {
@@ -112,10 +108,7 @@ void shared_stop(cupti_subscriber subscriber)
     session.cupti.cuptiActivityDisable_v2(subscriber, ACTIVITY_MEMCPY, NULL);
     session.cupti.cuptiActivityDisable_v2(subscriber, ACTIVITY_MEMSET, NULL);
     calls_disable(&session.cupti, subscriber);
-    session.cupti.cuptiActivityFlushAll(0); /* by force it would tear records out of the other's hands before they are complete */
-    records_compare_clocks();
-    stopped_ns = now_ns();
-    next_flush = stopped_ns + FLUSH_NS;
+    stopped();
 }
 
 void shared_tidy(uint64_t now)
@@ -123,14 +116,8 @@ void shared_tidy(uint64_t now)
     cupti_subscriber subscriber = session.shared;
     if (!subscriber || !shared_lives())
         return;
-    if (records_oldest_ns() != 0 && now < stopped_ns + GIVE_UP_NS) {
-        if (now < next_flush)
-            return;
-        next_flush = now + FLUSH_NS;
-        session.cupti.cuptiActivityFlushAll(0);
-        if (records_oldest_ns() != 0)
-            return;
-    }
+    if (stopped_awaits(now) || !graphs_are_settled(GRAPHS_QUIET_NS))
+        return;
     __atomic_store_n(&session.shared, NULL, __ATOMIC_SEQ_CST); /* from now on nobody begins to use it */
     if (!cupti_alone(LEAVE_NS)) {
         __atomic_store_n(&session.shared, subscriber, __ATOMIC_SEQ_CST); /* the next time */

@@ -1,6 +1,6 @@
 """Attaching and detaching while a process starts, makes contexts, compiles, loads modules: it must live.
 
-usage: python3 attach_races.py [SECONDS [starts|expected|contexts|jit|modules|calls ...]]
+usage: python3 attach_races.py [SECONDS [starts|expected|contexts|jit|modules|graphs|calls ...]]
        as root, with a GPU and nvcc, no sampler running; SECONDS (20) of each kind; expected: starts of
        processes that are told of a sampler
 
@@ -27,9 +27,10 @@ from gpuprof.tui import run
 
 AT_ONCE = 6  # processes
 COMES_S = 0.4  # at most, from a process's start to the listener's coming
+BUDGET_PPM, BUDGET_LASTS = 20_000, 4  # times as long as without
 LASTS_S = 1.2  # a process of `starts`
 COLD = 0.2  # of the starts
-KINDS = ("starts", "expected", "contexts", "jit", "modules", "calls")
+KINDS = ("starts", "expected", "contexts", "jit", "modules", "graphs", "calls")
 SOURCE = r"""
 #include <cstdio>
 #include <cstdlib>
@@ -108,6 +109,15 @@ static void *thread(void *argument)
             load_and_launch(ptx(number, 60).c_str(), memory, stream);
         } else if (!strcmp(w.kind, "modules")) {
             load_and_launch(w.image, memory, stream);
+        } else if (!strcmp(w.kind, "graphs")) {
+            cudaGraph_t graph;
+            cudaGraphExec_t ready;
+            must(!cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "a capture");
+            for (int i = 0; i < 3; i++)
+                known_kernel<<<1, 64, 0, stream>>>((float *)memory);
+            must(!cudaStreamEndCapture(stream, &graph) && !cudaGraphInstantiate(&ready, graph, 0), "a graph");
+            must(!cudaGraphLaunch(ready, stream) && !cudaStreamSynchronize(stream), "a graph's launch");
+            must(!cudaGraphExecDestroy(ready) && !cudaGraphDestroy(graph), "a graph's destroy");
         } else {
             cudaStream_t other;
             cudaEvent_t event;
@@ -191,7 +201,9 @@ def ring_path(pid: int) -> str | None:
 
 
 def come_and_go(process: subprocess.Popen[str], starts: bool, done: list[int]) -> None:
-    """Listen to a process until it ends: with breaks, or from some instant of its start on."""
+    """Listen to a process until it ends: with breaks, or from some instant of its start on. Every second one
+    has a budget, so that recording pauses too.
+    """
     if starts:
         time.sleep(random.uniform(0.0, COMES_S))
     while process.poll() is None:
@@ -199,13 +211,14 @@ def come_and_go(process: subprocess.Popen[str], starts: bool, done: list[int]) -
         if path is None:
             time.sleep(0.001)
             continue
+        budget = random.choice((0, BUDGET_PPM))
         try:
             ring = gpu_ring.GpuRing(os.open(path, os.O_RDWR | os.O_CLOEXEC))
-            ring.lock()
+            ring.lock(budget)
         except (OSError, GpuprofError):  # it is being made, or is gone
             time.sleep(0.001)
             continue
-        end = time.monotonic() + random.uniform(0.06, 0.25)
+        end = time.monotonic() + random.uniform(0.06, 0.25) * (BUDGET_LASTS if budget else 1)
         while process.poll() is None and (starts or time.monotonic() < end):
             ring.slots()
             time.sleep(0.01)
@@ -258,13 +271,12 @@ def core_stack(program: str, folder: str) -> None:
     gdb = shutil.which("cuda-gdb") or "/usr/local/cuda/bin/cuda-gdb"
     if not cores or not Path(gdb).exists():
         return
-    ask = [gdb, "--batch", "-ex", "info threads", "-ex", "bt 24", "-ex", "x/3i $pc", "-ex", "info registers"]
+    ask = [gdb, "--batch", "-ex", "bt 24", "-ex", "x/3i $pc", "-ex", "thread apply all bt 12"]
     found = subprocess.run(
         [*ask, program, str(cores[0])], capture_output=True, text=True, timeout=90, check=False
     )
-    print(
-        "\n".join(f"    {line[:170]}" for line in found.stdout.splitlines() if "New LWP" not in line)[:5000]
-    )
+    lines = [line[:120] for line in found.stdout.splitlines() if line.strip() and "New LWP" not in line]
+    print("\n".join(f"    {line}" for line in lines)[:7000])
     for core in cores:
         core.unlink()
 

@@ -16,6 +16,7 @@
  *   rename OLD NEW                     the text behind a name's pointer changes, as when a module is unloaded and another comes
  *   set KEY VALUE                      scripts the mock CUPTI
  *   other..., ...                      another user of CUPTI (harness_other.c)
+ *   graphs N, ...                      makes graphs (harness_graphs.c)
  *   fork N                             N children, one after another, that launch and exit(); answers how many did not end well
  *   hold_child / child? / kill_child   a child that only waits / its pid / ends it
  *   exec                               becomes a new image of itself
@@ -343,7 +344,7 @@ static void obey(char *line, char **argv)
     int number = 0;
     long count = 0;
     long long value = 0;
-    if (mock_nvtx_obey(line, &count) || other_obey(line, &count))
+    if (mock_nvtx_obey(line, &count) || other_obey(line, &count) || graphs_obey(line, &count))
         answer("%ld", count);
     else if (matches(line, "init"))
         answer("%ld", init(0));

@@ -38,6 +38,7 @@ ANSWER_S = 30
 PATIENCE_S = 30.0  # for what happens at once where the machine has time for it
 SETTLE_NS = 20_000_000
 COUNTER = struct.Struct("<40sq")
+GRAPH_CALLS = 27  # of the driver API, that make, change or destroy graphs
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def build(
     build_library(built.library, *own, *library, *all_flags)
     _gcc(built.cupti, mock, *shared, "-Wl,-soname,libcupti_mock.so", *cupti, *all_flags)
     _gcc(driver, [HERE / "mock_cuda.c"], *shared, "-Wl,-soname,libcuda.so.1", *all_flags)
-    program = [HERE / "harness.c", HERE / "harness_other.c", HERE / "mock_nvtx.c", driver]
+    program = [HERE / "harness.c", HERE / "harness_other.c", HERE / "harness_graphs.c", HERE / "mock_nvtx.c", driver]
     _gcc(built.harness, program, "-O1", "-rdynamic", "-Wl,-rpath,$ORIGIN", "-ldl", *harness, *all_flags)
     return built
 

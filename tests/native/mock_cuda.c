@@ -150,6 +150,21 @@ static int call(uint32_t cbid, const char *name, const struct mock_work *work, i
     return call_with(cbid, name, NULL, work, count, result);
 }
 
+/* As `call`, and it takes `ns`. */
+static int call_for(uint32_t cbid, const char *name, uint64_t ns)
+{
+    const struct mock_tools *hooks = atomic_load(&tools);
+    struct mock_call made = {.cbid = cbid, .name = name, .result = SUCCESS};
+    if (hooks)
+        hooks->enter(&made);
+    struct timespec pause = {.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
+    nanosleep(&pause, NULL);
+    hooks = atomic_load(&tools);
+    if (hooks)
+        hooks->leave(&made);
+    return SUCCESS;
+}
+
 static uint32_t stream_number(void *stream) { return stream ? (uint32_t)(uintptr_t)stream : 7; }
 
 static int launch(uint32_t cbid, const char *name, const struct mock_function *f, void *stream)
@@ -258,4 +273,28 @@ int cuCtxSynchronize(void) { return call(CBID_CTX_SYNCHRONIZE, "cuCtxSynchronize
 int cuMemFree_v2(uint64_t address)
 {
     return call_with(CBID_MEM_FREE_V2, "cuMemFree_v2", &address, NULL, 0, SUCCESS);
+}
+
+int cuStreamBeginCapture_v2(void *stream, int mode)
+{
+    (void)stream, (void)mode;
+    return call(CBID_BEGIN_CAPTURE_V2, "cuStreamBeginCapture_v2", NULL, 0, SUCCESS);
+}
+
+int cuStreamEndCapture(void *stream, struct mock_graph **graph)
+{
+    (void)stream, (void)graph;
+    return call(CBID_END_CAPTURE, "cuStreamEndCapture", NULL, 0, SUCCESS);
+}
+
+int cuGraphInstantiateWithFlags(struct mock_graph **ready, struct mock_graph *graph, uint64_t flags)
+{
+    (void)ready, (void)graph;
+    return call_for(CBID_INSTANTIATE_FLAGS, "cuGraphInstantiateWithFlags", flags);
+}
+
+int cuGraphExecDestroy(struct mock_graph *ready)
+{
+    (void)ready;
+    return call_for(CBID_EXEC_DESTROY, "cuGraphExecDestroy", 0);
 }

@@ -70,13 +70,33 @@ static void call_back(struct mock_call *call, uint32_t site)
         call_one(&subscribers[i], call, site);
 }
 
+/* A call that makes or destroys a graph is under way: the real one may crash where it is let go of meanwhile. */
+static atomic_int in_graph;
+
+static int is_of_graph(uint32_t cbid)
+{
+    return cbid == CBID_BEGIN_CAPTURE_V2 || cbid == CBID_END_CAPTURE || cbid == CBID_INSTANTIATE_FLAGS || cbid == CBID_EXEC_DESTROY;
+}
+
+static void let_go(void)
+{
+    if (atomic_load(&in_graph) > 0)
+        COUNT(fault_in_graph)++;
+}
+
 static void enter(struct mock_call *call)
 {
+    atomic_fetch_add(&in_graph, is_of_graph(call->cbid));
     call->correlation = atomic_fetch_add(&next_correlation, 1);
     call_back(call, SITE_ENTER);
 }
 
-static void leave(struct mock_call *call) { call_back(call, SITE_EXIT); }
+static void leave(struct mock_call *call)
+{
+    call_back(call, SITE_EXIT);
+    if (is_of_graph(call->cbid) && atomic_load(&in_graph) > 0) /* the enter of one may have been before there were hooks */
+        atomic_fetch_sub(&in_graph, 1);
+}
 
 static const struct mock_tools hooks = {enter, activity_add, leave};
 
@@ -214,8 +234,10 @@ cupti_result cuptiUnsubscribe(cupti_subscriber handle)
         pthread_mutex_unlock(&lock);
         return CUPTI_INVALID_PARAMETER;
     }
-    if (!subscriber->client.is_other)
+    if (!subscriber->client.is_other) {
         COUNT(unsubscribes)++;
+        let_go();
+    }
     leave_out(subscriber);
     if (atomic_load(&allows) == ALLOWS_SEVERAL)
         activity_forget(&subscriber->client);
@@ -243,7 +265,9 @@ cupti_result cuptiEnableCallback(uint32_t enable, cupti_subscriber handle, int d
 
 static void finalize(void)
 {
+    let_go();
     install(NULL);
+    atomic_store(&in_graph, 0);
     activity_finalize();
     pthread_mutex_lock(&lock);
     for (int i = 0; i < SUBSCRIBERS; i++)

@@ -41,7 +41,8 @@ enum { MAX_LIMIT_REACHED = 12, NOT_INITIALIZED = 15, INVALID_OPERATION = 16 };
     C(enters) C(exits) C(records) C(delivered) C(discarded) C(lost) C(bad) C(incomplete) C(buffers_out) C(teardowns)   \
     C(fault_small_buffer) C(fault_finalize_outside_exit) C(fault_after_teardown) C(fault_flush_in_delivery)             \
     C(fault_signals_open) C(fault_dirty_buffer) C(fault_bad_stream) C(pool_limit)                                      \
-    C(flushes) C(other_records) C(other_finalizes) C(unsubscribes) C(fault_forced) C(fault_old_function) C(fault_stale)
+    C(flushes) C(other_records) C(other_finalizes) C(unsubscribes) C(fault_forced) C(fault_old_function) C(fault_stale)        \
+    C(fault_in_graph)
 
 enum { SUBSCRIBERS = 4, CALLBACK_IDS = 1024, KINDS = 64 };
 

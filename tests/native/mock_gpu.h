@@ -12,6 +12,7 @@ enum { MOCK_MEMCPY = 1, MOCK_MEMSET = 2, MOCK_KERNEL = 10 };
 enum { CBID_MEMCPY_HTOD_V2 = 276, CBID_MEMSET_D8_V2 = 249, CBID_STREAM_SYNCHRONIZE = 126, CBID_STREAM_QUERY = 125 };
 enum { CBID_EVENT_RECORD = 119, CBID_EVENT_RECORD_PTSZ = 441, CBID_EVENT_RECORD_FLAGS = 587, CBID_EVENT_RECORD_FLAGS_PTSZ = 588 };
 enum { CBID_EVENT_SYNCHRONIZE = 121, CBID_CTX_SYNCHRONIZE = 17, CBID_MEM_FREE_V2 = 245 };
+enum { CBID_BEGIN_CAPTURE_V2 = 539, CBID_END_CAPTURE = 497, CBID_INSTANTIATE_FLAGS = 643, CBID_EXEC_DESTROY = 516 };
 enum { CBID_LAUNCH_KERNEL = 307, CBID_GRAPH_LAUNCH = 514, CBID_LAUNCH_KERNEL_EX = 652 };
 
 struct mock_function { /* what a CUfunction of the mock points to */
@@ -71,6 +72,11 @@ int cuEventRecordWithFlags_ptsz(void *event, void *stream, unsigned flags);
 int cuEventSynchronize(void *event);
 int cuCtxSynchronize(void);
 int cuMemFree_v2(uint64_t address);
+int cuStreamBeginCapture_v2(void *stream, int mode);
+int cuStreamEndCapture(void *stream, struct mock_graph **graph);
+int cuGraphInstantiateWithFlags(struct mock_graph **ready, struct mock_graph *graph, uint64_t flags); /* flags: how many ns it takes */
+int cuGraphExecDestroy(struct mock_graph *ready);
+int graphs_obey(const char *line, long *answer); /* harness_graphs.c: makes and destroys graphs */
 int other_obey(const char *line, long *answer); /* harness_other.c: the same of another user of CUPTI */
 int mock_nvtx_obey(const char *line, long *answer); /* mock_nvtx.c: does what a line says of NVTX; 0: it says nothing of it */
 void mock_cuda_wait(uint64_t ns); /* how long synchronizes, blocking copies and frees take from now on */

@@ -31,7 +31,7 @@ time.sleep(60)
 
 RETRY_S = 2.0  # RETRY_NS
 SPINNING = 16  # threads that launch without end
-EVERY_CALL = 12 + 89 + 5 + 3  # launches, copies and sets, waits, frees, of the driver API
+EVERY_CALL = 12 + 89 + 5 + 3  # launches, copies and sets, waits, frees, of the driver API; and graphs
 
 
 def detached(program: Any) -> bool:
@@ -54,7 +54,7 @@ def test_nobody_listens_nothing_is_used(start: Start, listen: Listen) -> None:
     assert len(program.probes()) == 0
 
 
-def test_attaches_soon_after_the_lock(start: Start, listen: Listen) -> None:
+def test_attaches_soon_after_the_lock(start: Start, listen: Listen, kit: Any) -> None:
     program = start().init()
     listener = listen(program, lock=False)
     took = []
@@ -74,7 +74,7 @@ def test_attaches_soon_after_the_lock(start: Start, listen: Listen) -> None:
     counters = program.counters
     assert (counters["subscribers"], counters["kinds_enabled"]) == (1, 3)
     assert counters["pool_limit"] == 16  # of CUPTI's buffers on the device
-    assert counters["callbacks_enabled"] == EVERY_CALL
+    assert counters["callbacks_enabled"] == EVERY_CALL + kit.GRAPH_CALLS
 
 
 def test_a_lock_on_the_process_s_own_description_is_not_a_listener(start: Start, listen: Listen) -> None:
@@ -127,7 +127,7 @@ def test_detaches_when_the_sampler_is_killed(start: Start, listen: Listen, kit: 
 
 
 def test_a_new_sampler_before_the_next_launch_goes_on_and_gets_the_names_again(
-    start: Start, listen: Listen
+    start: Start, listen: Listen, kit: Any
 ) -> None:
     program = start().init()
     first = listen(program)
@@ -144,7 +144,8 @@ def test_a_new_sampler_before_the_next_launch_goes_on_and_gets_the_names_again(
     assert second.facts.epoch == 1
     assert (second.slots["kind"] == 5).sum() >= 1  # and a clock at once
     assert program.counters["subscribes"] == 1
-    assert program.counters["callbacks_enabled"] == EVERY_CALL  # no longer those that only the detach needs
+    # No longer those that only the detach needs.
+    assert program.counters["callbacks_enabled"] == EVERY_CALL + kit.GRAPH_CALLS
 
 
 def test_a_new_sampler_after_the_detach_is_a_new_epoch(start: Start, listen: Listen) -> None:

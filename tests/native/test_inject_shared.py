@@ -88,11 +88,13 @@ def test_a_detach_needs_no_call_and_disables_all(shared: Any, listen: Listen, ki
     listener.close()
     watcher.reach("waiting")
     counters = shared.counters
-    assert (counters["callbacks_enabled"], counters["kinds_enabled"]) == (0, 0)
+    assert counters["kinds_enabled"] == 0
+    assert counters["callbacks_enabled"] in {kit.GRAPH_CALLS, 0}  # 0: it has unsubscribed already
     shared.launch(50)
     assert shared.counters["records"] == 50
     assert int(shared.ask("other_records")) == 100
     kit.wait_for(lambda: shared.counters["unsubscribes"] == 1)
+    assert shared.counters["callbacks_enabled"] == 0
     assert left_alone(shared)
 
 
@@ -275,7 +277,9 @@ def test_a_pause_lets_the_other_go_on(start: Start, listen: Listen, kit: Any, tm
     facts = listener.reach("paused")
     assert facts.message.startswith("paused, to stay within --gpu-overhead; not at native speed meanwhile")
     assert "torch" in facts.message
-    assert program.counters["callbacks_enabled"] == program.counters["kinds_enabled"] == 0
+    counters = program.counters
+    assert counters["callbacks_enabled"] in {kit.GRAPH_CALLS, 0}
+    assert counters["kinds_enabled"] == 0
     kit.wait_for(lambda: listener.facts.pauses >= 2, what="the second pause")
     program.ask("stop")
     assert left_alone(program)
