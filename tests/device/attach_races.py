@@ -1,6 +1,8 @@
 """Attaching and detaching while a process starts, makes contexts, compiles, loads modules: it must live.
 
-usage: python3 attach_races.py [SECONDS [starts|expected|contexts|jit|modules|graphs|calls ...]]
+bursts: of graphs, with 1.2 s of launches between them, in which CUPTI may be let go of
+
+usage: python3 attach_races.py [SECONDS [starts|expected|contexts|jit|modules|graphs|bursts|calls ...]]
        as root, with a GPU and nvcc, no sampler running; SECONDS (20) of each kind; expected: starts of
        processes that are told of a sampler
 
@@ -30,7 +32,7 @@ COMES_S = 0.4  # at most, from a process's start to the listener's coming
 BUDGET_PPM, BUDGET_LASTS = 20_000, 4  # times as long as without
 LASTS_S = 1.2  # a process of `starts`
 COLD = 0.2  # of the starts
-KINDS = ("starts", "expected", "contexts", "jit", "modules", "graphs", "calls")
+KINDS = ("starts", "expected", "contexts", "jit", "modules", "graphs", "bursts", "calls")
 SOURCE = r"""
 #include <cstdio>
 #include <cstdlib>
@@ -109,7 +111,10 @@ static void *thread(void *argument)
             load_and_launch(ptx(number, 60).c_str(), memory, stream);
         } else if (!strcmp(w.kind, "modules")) {
             load_and_launch(w.image, memory, stream);
-        } else if (!strcmp(w.kind, "graphs")) {
+        } else if (!strcmp(w.kind, "bursts") && (long)(now() * 10) % 20 > 7) {
+            known_kernel<<<1, 64, 0, stream>>>((float *)memory);
+            must(!cudaStreamSynchronize(stream), "a synchronize");
+        } else if (!strcmp(w.kind, "graphs") || !strcmp(w.kind, "bursts")) {
             cudaGraph_t graph;
             cudaGraphExec_t ready;
             must(!cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "a capture");

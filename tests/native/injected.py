@@ -85,7 +85,8 @@ def build(
     build_library(built.library, *own, *library, *all_flags)
     _gcc(built.cupti, mock, *shared, "-Wl,-soname,libcupti_mock.so", *cupti, *all_flags)
     _gcc(driver, [HERE / "mock_cuda.c"], *shared, "-Wl,-soname,libcuda.so.1", *all_flags)
-    program = [HERE / "harness.c", HERE / "harness_other.c", HERE / "harness_graphs.c", HERE / "mock_nvtx.c", driver]
+    parts = ("harness", "harness_other", "harness_graphs", "mock_nvtx")
+    program = [*(HERE / f"{part}.c" for part in parts), driver]
     _gcc(built.harness, program, "-O1", "-rdynamic", "-Wl,-rpath,$ORIGIN", "-ldl", *harness, *all_flags)
     return built
 
