@@ -37,6 +37,11 @@ class Family:
 
 SAMPLING = "cpu_clock"
 LAUNCH = "launch_probe"
+GRAPH_CALL, GRAPH_CAPTURE_BEGINS, GRAPH_CAPTURE_ENDS = GRAPHS = (
+    "graph_call",
+    "graph_capture_begins",
+    "graph_capture_ends",
+)
 WAIT = "wait_switch"
 WAIT_TRACEPOINTS = {  # attached for as long as waits are followed
     WAIT: "sched_switch",
@@ -59,6 +64,7 @@ FAMILIES = (
         "launch", PROG_KPROBE, LAUNCH,
         ("launch_native", "launch_scan", "launch_python", "launch_mapping", "launch_end"), "launch_programs",
     ),
+    Family("graphs", PROG_KPROBE, others=GRAPHS),
     Family(
         "wait", PROG_RAW_TRACEPOINT, WAIT,
         ("wait_native", "wait_scan", "wait_python", "wait_mapping", "wait_end"), "wait_programs",
@@ -84,6 +90,7 @@ MAPS = (
     "launches",
     "seen_stacks",
     "launch_programs",
+    "graph_calls",
     "wait_records",
     "tracked",
     "waits",

@@ -125,6 +125,13 @@ struct seen_stack {
 };
 BPF_TABLE("lru_hash", struct seen_key, struct seen_stack, seen_stacks, 16384);
 
+struct graph_calls {
+    u64 last_ns;
+    u64 count;
+    s64 captures;
+};
+BPF_TABLE("lru_hash", u32, struct graph_calls, graph_calls, 1024);  // by process
+
 // The family of waits. Its programs run with interrupts off, so that one scratch is enough.
 BPF_PERCPU_ARRAY(wait_walks, struct walk, 1);
 BPF_PROG_ARRAY(wait_programs, 8);

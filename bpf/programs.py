@@ -48,6 +48,7 @@ COUNTERS = (
 _MESSAGE_RING_BYTES = 64 * 4096
 _CODE_RING_BYTES = 128 * 4096
 MAX_MESSAGE_BYTES = 1232
+_GRAPH_CALLS = struct.Struct("<QQq")  # struct graph_calls
 
 
 def online_cpus(text: str) -> list[int]:
@@ -201,6 +202,29 @@ class StackPrograms:
             return syscalls.open_uprobe(pid, path, offset, self.programs[LAUNCH])
         except OSError as error:
             raise GpuprofError(f"no uprobe: {error.strerror or error}", "", EXIT_UNAVAILABLE) from None
+
+    def open_graph_probe(self, pid: int, path: str, offset: int, program: str) -> int:
+        """Run a program of GRAPHS whenever process `pid` executes the instruction at a file offset; the
+        returned descriptor ends it when closed. GpuprofError likewise.
+        """
+        self.need("graphs")
+        try:
+            return syscalls.open_uprobe(pid, path, offset, self.programs[program])
+        except OSError as error:
+            raise GpuprofError(f"no uprobe: {error.strerror or error}", "", EXIT_UNAVAILABLE) from None
+
+    def graph_calls(self, pid: int) -> tuple[int, int, int]:
+        """What these probes have seen of a process: (CLOCK_MONOTONIC ns of the last call, how many, captures
+        that go on); zeros where they have seen nothing.
+        """
+        found = syscalls.map_lookup(self.maps["graph_calls"], pid.to_bytes(4, "little"), _GRAPH_CALLS.size)
+        last_ns, count, captures = _GRAPH_CALLS.unpack(found or bytes(_GRAPH_CALLS.size))
+        return last_ns, count, max(captures, 0)  # one that was begun before the probes were there ends, too
+
+    def forget_graph_calls(self, pid: int) -> None:
+        """Begin to count anew."""
+        with contextlib.suppress(OSError):
+            syscalls.map_delete(self.maps["graph_calls"], pid.to_bytes(4, "little"))
 
     def resend_stack(self, pid: int, stack_hash: int) -> None:
         """Have the frames of a stack sent again with its next launch."""

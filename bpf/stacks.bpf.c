@@ -19,6 +19,7 @@
 // Compiled in two parts, so that CPU stacks need not wait for the other families.
 #ifndef ONLY_REQUIRED
 #include "launch.bpf.h"
+#include "graphs.bpf.h"
 #include "time_limits.bpf.h"
 #include "wait_choice.bpf.h"
 #include "offcpu.bpf.h"

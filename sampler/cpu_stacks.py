@@ -138,6 +138,21 @@ class CpuStacks:
         with self._programs_lock:
             return self._programs.open_launch_probe(pid, path, offset)
 
+    def open_graph_probe(self, pid: int, path: str, offset: int, program: str) -> int:
+        """StackPrograms.open_graph_probe, from any thread."""
+        with self._programs_lock:
+            return self._programs.open_graph_probe(pid, path, offset, program)
+
+    def graph_calls(self, pid: int) -> tuple[int, int, int]:
+        """StackPrograms.graph_calls, from any thread."""
+        with self._programs_lock:
+            return self._programs.graph_calls(pid)
+
+    def forget_graph_calls(self, pid: int) -> None:
+        """StackPrograms.forget_graph_calls, from any thread."""
+        with self._programs_lock:
+            self._programs.forget_graph_calls(pid)
+
     def settle(self, seconds: float, least_wait_ns: int = 0) -> bool:
         """Have all that happened up to now in the history, with the waits that go on where so much of them is
         not there yet; False where it took longer than `seconds`, or nothing is read. From any thread.

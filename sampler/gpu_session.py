@@ -41,6 +41,7 @@ from gpuprof.sampler.gpu_ring import (
     rows,
 )
 from gpuprof.sampler.gpu_waits import decode_waits
+from gpuprof.sampler.graph_watch import GraphWatch
 from gpuprof.snapshots.columns import constant, is_constant
 from gpuprof.snapshots.errors import GpuprofError
 from gpuprof.snapshots.gaps import Spans, union
@@ -53,6 +54,7 @@ PAUSE_NS = 1_000_000_000  # for a ring of which most is nonsense
 MAX_EPOCHS = 4  # in one chunk
 EPOCH_NS = 5 * 10**9  # after its last record an epoch is forgotten
 MAX_SPANS = 64  # that are over and not yet taken
+STAYS = "CUPTI stays loaded"  # begins what bpf/inject/park.c says while the process makes graphs
 MAX_LOST = 1 << 40  # larger counts in a header are not counts
 
 Columns = dict[str, NDArray[Any]]
@@ -77,6 +79,8 @@ class GpuSession:
         self.ended_ns: int | None = None  # when the process was seen to be gone
         self.probe_fd: int | None = None
         self.probe_problem = ""
+        self.graphs: GraphWatch | None = None  # until we listen
+        self.waits_for = ""  # why we do not listen yet
         self.locked = False
         self.probed_ns = 0  # when the probe was attached
         self.began_ns = time.monotonic_ns()  # when we began to listen
@@ -107,6 +111,17 @@ class GpuSession:
     def own_pid(self) -> int:
         """The pid as the process sees it, which the header should name."""
         return self.process.container_pid or self.process.pid
+
+    @property
+    def has_cupti(self) -> bool:
+        """Whether the library uses CUPTI already: attached in the driver's start, or not let go of."""
+        return self.facts.state in {"recording", "detaching"} or self.facts.message.startswith(STAYS)
+
+    def stop_watching(self) -> None:
+        """Before we listen, or at the end."""
+        if self.graphs is not None:
+            self.graphs.close()
+        self.graphs, self.waits_for = None, ""
 
     def lock(self) -> bool:
         """Begin to listen: the process records from now on. False when another sampler listens already."""
@@ -301,6 +316,7 @@ class GpuSession:
 
     def close(self) -> None:
         """Let go of the ring: the process stops recording at its next launch."""
+        self.stop_watching()
         self._ring.close()
         for fd in (self._found.pidfd, self.probe_fd):
             if fd is not None:

@@ -18,6 +18,7 @@ from gpuprof.sampler.gpu_join import WorkJoin
 from gpuprof.sampler.gpu_probe import find_probe
 from gpuprof.sampler.gpu_session import GpuSession, Work
 from gpuprof.sampler.gpu_work_status import describe_state
+from gpuprof.sampler.graph_watch import GraphWatch
 from gpuprof.sampler.launch_source import LaunchSource
 from gpuprof.snapshots.errors import GpuprofError
 from gpuprof.snapshots.frames import SourceStatus
@@ -245,13 +246,24 @@ class GpuWork:
         if source is None and self._stacks_start():
             return
         self._probe(session, source, now_ns)
+        settled = self._graphs_are_settled(session, source, now_ns)
         waits = session.probe_fd is not None and source is not None and not source.follows(session.pid)
-        if waits and now_ns - session.probed_ns < TABLES_NS:
+        if not settled or (waits and now_ns - session.probed_ns < TABLES_NS):
             return
+        session.stop_watching()
         if not session.lock():
             self._discovery.refused[session.pid] = "another sampler listens to it"
             self._sessions.remove(session)
             session.close()
+
+    def _graphs_are_settled(self, session: GpuSession, source: LaunchSource | None, now_ns: int) -> bool:
+        """Whether CUPTI may be taken into use in a process; always where it is in use already."""
+        if source is None or session.has_cupti:
+            return True
+        if session.graphs is None:
+            session.graphs = GraphWatch(session.pid, source, now_ns)
+        session.waits_for = session.graphs.words(now_ns)
+        return session.graphs.allows(now_ns)
 
     def _probe(self, session: GpuSession, source: LaunchSource | None, now_ns: int) -> None:
         """Attach the launch probe, where that was not possible before."""

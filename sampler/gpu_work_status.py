@@ -41,6 +41,8 @@ def describe_state(
     problems = [f"pid {pid}: {why}" for pid, why in sorted(refused.items())[:MAX_NAMED]]
     notes = [budget] if budget else []
     for session in alive[:MAX_NAMED]:
+        if session.waits_for:
+            problems.append(f"pid {session.pid} does not record yet: {session.waits_for}")
         if session.paused:
             pass  # as asked for: no fault
         elif session.recording and session.facts.message.startswith(SHARED):

@@ -103,6 +103,14 @@ class StackReader(Reader):
     def open_launch_probe(self, pid: int, path: str, offset: int) -> int:
         raise GpuprofError(f"no probe at {path}:{offset} of {pid}")
 
+    def open_graph_probe(self, pid: int, path: str, offset: int, program: str) -> int:
+        raise GpuprofError(f"no {program} at {path}:{offset} of {pid}")
+
+    def graph_calls(self, pid: int) -> tuple[int, int, int]:
+        return 0, 0, pid - PID
+
+    def forget_graph_calls(self, pid: int) -> None: ...
+
 
 class Writer:
     """Writes a tick's launches and records into their rings, and copies the same bytes."""
