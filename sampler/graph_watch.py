@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import os
 import re
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import lru_cache
 
 from gpuprof.bpf.inventory import GRAPH_CALL, GRAPH_CAPTURE_BEGINS, GRAPH_CAPTURE_ENDS
 from gpuprof.sampler.elf import ElfError, ElfFile
@@ -20,23 +21,19 @@ from gpuprof.sampler.maps import map_file_path, open_mapping, read_maps
 from gpuprof.snapshots.errors import GpuprofError
 
 _DRIVER = re.compile(r"libcuda\.so(\.|$)")
-_BEGINS = ("cuStreamBeginCapture_v2", "cuStreamBeginCapture_v2_ptsz")
-_ENDS = ("cuStreamEndCapture", "cuStreamEndCapture_ptsz")
-_CALLS = (
-    "cuGraphCreate", "cuGraphInstantiateWithFlags", "cuGraphInstantiateWithParams", "cuGraphExecUpdate_v2",
-    "cuGraphExecDestroy", "cuGraphDestroy",
-)  # fmt: skip
-# Few, since the kernel takes a tenth of a second to take one away: every graph passes one of these, as a CUDA
-# runtime of today calls them, at its beginning and at its end.
+# Few, since the kernel takes up to a tenth of a second to take one away: every graph of today's CUDA runtime
+# passes one of these at its beginning and at its end.
 FUNCTIONS = {
-    **dict.fromkeys(_BEGINS, GRAPH_CAPTURE_BEGINS),
-    **dict.fromkeys(_ENDS, GRAPH_CAPTURE_ENDS),
-    **dict.fromkeys(_CALLS, GRAPH_CALL),
+    "cuStreamBeginCapture_v2": GRAPH_CAPTURE_BEGINS,
+    "cuStreamEndCapture": GRAPH_CAPTURE_ENDS,
+    "cuGraphInstantiateWithFlags": GRAPH_CALL,
+    "cuGraphInstantiateWithParams": GRAPH_CALL,
+    "cuGraphExecDestroy": GRAPH_CALL,
 }
 
 QUIET_NS = 600_000_000  # without such a call; the library takes some 50 ms from the lock to the attach
 CAPTURE_NS = 30_000_000_000  # a capture of which nothing was heard for so long ended otherwise
-FEW_AFTER_NS = 10_000_000_000  # then who makes few is attached to all the same: one in a million would be hit
+FEW_AFTER_NS = 10_000_000_000  # then who makes few is attached to: the race is with microseconds of each call
 FEW_PER_S = 100.0
 TELL_AFTER_NS = 3_000_000_000
 WORDS = (
@@ -78,10 +75,16 @@ class GraphWatch:
         return WORDS if now_ns - self._since_ns >= TELL_AFTER_NS else ""
 
     def close(self) -> None:
-        """Take the probes away, in a thread of its own: the kernel takes its time over each."""
+        """Take the probes away, soon."""
         fds, self._fds = self._fds, []
         if fds:
-            threading.Thread(target=_close, args=(fds,), name="gpu-unwatch", daemon=True).start()
+            _closer().submit(_close, fds)
+
+
+@lru_cache(maxsize=1)
+def _closer() -> ThreadPoolExecutor:
+    """One thread for all of it: the kernel takes its time over each probe, and opens none meanwhile."""
+    return ThreadPoolExecutor(1, "gpu-unwatch")
 
 
 def _close(fds: list[int]) -> None:
