@@ -14,7 +14,12 @@ static __always_inline void graph_called(s64 captures) {
         return;
     calls->last_ns = bpf_ktime_get_ns();
     __sync_fetch_and_add(&calls->count, 1);
+    if (!captures)
+        return;
+    calls->captured_ns = calls->last_ns;
     __sync_fetch_and_add(&calls->captures, captures);
+    if (calls->captures < 0)  // the end of one that was begun before there were probes
+        calls->captures = 0;
 }
 
 int graph_call(struct pt_regs *ctx) {

@@ -127,6 +127,7 @@ BPF_TABLE("lru_hash", struct seen_key, struct seen_stack, seen_stacks, 16384);
 
 struct graph_calls {
     u64 last_ns;
+    u64 captured_ns;  // the last that begins or ends a capture
     u64 count;
     s64 captures;
 };

@@ -12,6 +12,7 @@ import errno
 import os
 import struct
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -48,7 +49,16 @@ COUNTERS = (
 _MESSAGE_RING_BYTES = 64 * 4096
 _CODE_RING_BYTES = 128 * 4096
 MAX_MESSAGE_BYTES = 1232
-_GRAPH_CALLS = struct.Struct("<QQq")  # struct graph_calls
+_GRAPH_CALLS = struct.Struct("<QQQq")  # struct graph_calls
+
+
+class GraphCalls(NamedTuple):
+    """Calls of a process that make or destroy CUDA graphs; zeros: none was seen."""
+
+    last_ns: int  # CLOCK_MONOTONIC, as the next
+    captured_ns: int  # the last that began or ended a capture
+    number: int
+    captures: int  # that go on
 
 
 def online_cpus(text: str) -> list[int]:
@@ -213,17 +223,19 @@ class StackPrograms:
         except OSError as error:
             raise GpuprofError(f"no uprobe: {error.strerror or error}", "", EXIT_UNAVAILABLE) from None
 
-    def graph_calls(self, pid: int) -> tuple[int, int, int]:
-        """What these probes have seen of a process: (CLOCK_MONOTONIC ns of the last call, how many, captures
-        that go on); zeros where they have seen nothing.
-        """
-        found = syscalls.map_lookup(self.maps["graph_calls"], pid.to_bytes(4, "little"), _GRAPH_CALLS.size)
-        last_ns, count, captures = _GRAPH_CALLS.unpack(found or bytes(_GRAPH_CALLS.size))
-        return last_ns, count, max(captures, 0)  # one that was begun before the probes were there ends, too
+    def graph_calls(self, pid: int) -> GraphCalls:
+        """What these probes have seen of a process. GpuprofError where that is not known any more."""
+        try:
+            found = syscalls.map_lookup(
+                self.maps["graph_calls"], pid.to_bytes(4, "little"), _GRAPH_CALLS.size
+            )
+        except (KeyError, OSError) as error:  # KeyError: closed
+            raise GpuprofError(f"no counts of graphs: {error}", "", EXIT_UNAVAILABLE) from None
+        return GraphCalls(*_GRAPH_CALLS.unpack(found or bytes(_GRAPH_CALLS.size)))
 
     def forget_graph_calls(self, pid: int) -> None:
         """Begin to count anew."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(KeyError, OSError):
             syscalls.map_delete(self.maps["graph_calls"], pid.to_bytes(4, "little"))
 
     def resend_stack(self, pid: int, stack_hash: int) -> None:

@@ -263,7 +263,10 @@ def open_uprobe(pid: int, path: str, offset: int, program: int) -> int:
         kind = int(file.read())
     name = ctypes.create_string_buffer(os.fsencode(path))
     fields = (kind, _PERF_ATTR_BYTES, 0, 0, 0, 0, 0, 0, 0, ctypes.addressof(name), offset)
-    attr = struct.pack("<IIQQQQQIIQQ", *fields).ljust(_PERF_ATTR_BYTES, b"\0")
+    try:
+        attr = struct.pack("<IIQQQQQIIQQ", *fields).ljust(_PERF_ATTR_BYTES, b"\0")
+    except struct.error:  # where a file says so of itself
+        raise OSError(errno.EINVAL, f"uprobe on {path}: no offset of a file: {offset}") from None
     return _open_event(attr, pid, -1, program, f"uprobe on {path}")
 
 

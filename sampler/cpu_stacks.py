@@ -14,7 +14,7 @@ from collections import deque
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuprof.bpf.programs import StackPrograms
+from gpuprof.bpf.programs import GraphCalls, StackPrograms
 from gpuprof.bpf.records import FAMILY_LAUNCH, HEADER, Batch
 from gpuprof.sampler.frame_ids import FrameIds
 from gpuprof.sampler.launch_stacks import Launches, LaunchQueue, LaunchStacks, ThreadIds
@@ -143,7 +143,7 @@ class CpuStacks:
         with self._programs_lock:
             return self._programs.open_graph_probe(pid, path, offset, program)
 
-    def graph_calls(self, pid: int) -> tuple[int, int, int]:
+    def graph_calls(self, pid: int) -> GraphCalls:
         """StackPrograms.graph_calls, from any thread."""
         with self._programs_lock:
             return self._programs.graph_calls(pid)

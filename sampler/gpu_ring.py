@@ -44,7 +44,8 @@ _MESSAGE_AT = _UUIDS_AT + 16 * DEVICES
 _LIBRARY_AT = _MESSAGE_AT + TEXT
 _HEAD_AT = 1152
 _TAIL_AT = 1216
-_BUDGET_AT = 1224  # u32, this side's
+_BUDGET_AT = 1224  # u32, this side's, as the next, u64
+_HOLD_AT = 1232
 _COSTS = struct.Struct("<QQQQQIIQQQQI")
 _COSTS_AT = 1280
 
@@ -182,6 +183,10 @@ class GpuRing:
         self._words[_TAIL_AT // 8] = self._tail
         struct.pack_into("<I", self._map, _BUDGET_AT, budget_ppm)  # it looks for the lock 50 ms apart
         return True
+
+    def hold(self, until_ns: int) -> None:
+        """Have the process leave CUPTI alone until then (CLOCK_MONOTONIC ns); to be called while locked."""
+        self._words[_HOLD_AT // 8] = until_ns
 
     def facts(self) -> RingFacts:
         """Return the header as it is now."""

@@ -41,7 +41,8 @@ from gpuprof.sampler.gpu_ring import (
     rows,
 )
 from gpuprof.sampler.gpu_waits import decode_waits
-from gpuprof.sampler.graph_watch import GraphWatch
+from gpuprof.sampler.graph_watch import HOLD_NS, GraphWatch
+from gpuprof.sampler.launch_source import LaunchSource
 from gpuprof.snapshots.columns import constant, is_constant
 from gpuprof.snapshots.errors import GpuprofError
 from gpuprof.snapshots.gaps import Spans, union
@@ -54,7 +55,8 @@ PAUSE_NS = 1_000_000_000  # for a ring of which most is nonsense
 MAX_EPOCHS = 4  # in one chunk
 EPOCH_NS = 5 * 10**9  # after its last record an epoch is forgotten
 MAX_SPANS = 64  # that are over and not yet taken
-STAYS = "CUPTI stays loaded"  # begins what bpf/inject/park.c says while the process makes graphs
+STAYS = "CUPTI stays loaded"  # bpf/inject/park.c says so while the process makes graphs
+OPENING_NS = 5_000_000_000  # the longest wait for the probes of a watch
 MAX_LOST = 1 << 40  # larger counts in a header are not counts
 
 Columns = dict[str, NDArray[Any]]
@@ -79,8 +81,9 @@ class GpuSession:
         self.ended_ns: int | None = None  # when the process was seen to be gone
         self.probe_fd: int | None = None
         self.probe_problem = ""
-        self.graphs: GraphWatch | None = None  # until we listen
-        self.waits_for = ""  # why we do not listen yet
+        self.graphs: GraphWatch | None = None  # as long as CUPTI is not in use
+        self.makes_graphs = self.had_cupti = False  # what was seen of it
+        self.waits_for = ""  # why it is held back
         self.locked = False
         self.probed_ns = 0  # when the probe was attached
         self.began_ns = time.monotonic_ns()  # when we began to listen
@@ -112,13 +115,32 @@ class GpuSession:
         """The pid as the process sees it, which the header should name."""
         return self.process.container_pid or self.process.pid
 
-    @property
-    def has_cupti(self) -> bool:
-        """Whether the library uses CUPTI already: attached in the driver's start, or not let go of."""
-        return self.facts.state in {"recording", "detaching"} or self.facts.message.startswith(STAYS)
+    def watch_graphs(self, source: LaunchSource, now_ns: int) -> None:
+        """Hold the library back from CUPTI while the process makes graphs; to be called often while locked.
+
+        Once CUPTI is in use the library knows by itself. In the pauses of a budget only a process that has
+        made some is watched.
+        """
+        stays = STAYS in self.facts.message
+        self.makes_graphs = self.makes_graphs or stays
+        if stays or self.facts.state in {"recording", "detaching"}:
+            self.had_cupti = True
+            self.stop_watching()
+            return
+        if self.graphs is None:
+            if self.had_cupti and not self.makes_graphs:
+                return
+            self._ring.hold(time.monotonic_ns() + OPENING_NS)
+            self.graphs = GraphWatch(self.pid, source)
+            self._ring.hold(0)
+        allowed = self.graphs.allows(now_ns)
+        self.makes_graphs = self.makes_graphs or self.graphs.made
+        self.waits_for = "" if allowed or self.paused else self.graphs.words(now_ns)
+        if not allowed:
+            self._ring.hold(time.monotonic_ns() + HOLD_NS)
 
     def stop_watching(self) -> None:
-        """Before we listen, or at the end."""
+        """CUPTI is in use, or the process is gone."""
         if self.graphs is not None:
             self.graphs.close()
         self.graphs, self.waits_for = None, ""

@@ -18,7 +18,6 @@ from gpuprof.sampler.gpu_join import WorkJoin
 from gpuprof.sampler.gpu_probe import find_probe
 from gpuprof.sampler.gpu_session import GpuSession, Work
 from gpuprof.sampler.gpu_work_status import describe_state
-from gpuprof.sampler.graph_watch import GraphWatch
 from gpuprof.sampler.launch_source import LaunchSource
 from gpuprof.snapshots.errors import GpuprofError
 from gpuprof.snapshots.frames import SourceStatus
@@ -140,6 +139,9 @@ class GpuWork:
             self._look_at_new(now_ns, source)
         for session in [session for session in self._sessions if not session.locked]:
             self._listen(session, source, now_ns)
+        for session in self._sessions:
+            if source is not None and session.locked and session.ended_ns is None:
+                session.watch_graphs(source, now_ns)
 
     def tick(self, now_ns: int) -> None:
         """One round: read all rings, then take the launches, join, write."""
@@ -246,24 +248,13 @@ class GpuWork:
         if source is None and self._stacks_start():
             return
         self._probe(session, source, now_ns)
-        settled = self._graphs_are_settled(session, source, now_ns)
         waits = session.probe_fd is not None and source is not None and not source.follows(session.pid)
-        if not settled or (waits and now_ns - session.probed_ns < TABLES_NS):
+        if waits and now_ns - session.probed_ns < TABLES_NS:
             return
-        session.stop_watching()
         if not session.lock():
             self._discovery.refused[session.pid] = "another sampler listens to it"
             self._sessions.remove(session)
             session.close()
-
-    def _graphs_are_settled(self, session: GpuSession, source: LaunchSource | None, now_ns: int) -> bool:
-        """Whether CUPTI may be taken into use in a process; always where it is in use already."""
-        if source is None or session.has_cupti:
-            return True
-        if session.graphs is None:
-            session.graphs = GraphWatch(session.pid, source, now_ns)
-        session.waits_for = session.graphs.words(now_ns)
-        return session.graphs.allows(now_ns)
 
     def _probe(self, session: GpuSession, source: LaunchSource | None, now_ns: int) -> None:
         """Attach the launch probe, where that was not possible before."""

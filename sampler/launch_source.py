@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
+    from gpuprof.bpf.programs import GraphCalls
     from gpuprof.sampler.launch_stacks import Launches
     from gpuprof.snapshots.frames import SourceStatus
 
@@ -25,7 +26,7 @@ class LaunchSource(Protocol):
 
     def open_graph_probe(self, pid: int, path: str, offset: int, program: str) -> int: ...
 
-    def graph_calls(self, pid: int) -> tuple[int, int, int]: ...
+    def graph_calls(self, pid: int) -> GraphCalls: ...
 
     def forget_graph_calls(self, pid: int) -> None: ...
 

@@ -144,6 +144,8 @@ int attach(char *problem, size_t problem_size)
     /* Before the first callback, so that every record has its launch. */
     __atomic_store_n(&session.state, with_phase((uint64_t)epoch << 8, RECORDING), __ATOMIC_RELEASE);
 
+    if (parked) /* a detach may have been wanted */
+        calls_enable_more(&session.cupti, session.subscriber, 0);
     calls_enable(&session.cupti, session.subscriber);
     enable_activity();
     uint64_t now = now_ns();

@@ -178,6 +178,8 @@ static uint64_t kept(const struct cupti_callback_data *call, uint32_t cbid, int 
     return 0;
 }
 
+static void add(uint64_t *total, uint64_t more) { __atomic_fetch_add(total, more, __ATOMIC_RELAXED); }
+
 /* Of calls that make graphs: whether they are under way. The word says of which subscription the enter was. */
 static void graph_call(const struct cupti_callback_data *call, uint32_t cbid, int shared)
 {
@@ -187,13 +189,14 @@ static void graph_call(const struct cupti_callback_data *call, uint32_t cbid, in
         keep(call, cbid, shared, word);
         graphs_entered();
     } else {
-        graphs_left(cbid, kept(call, cbid, shared) == word, result && *result != 0);
+        const struct cuda_stream_params *params = call->params; /* of those that begin or end a capture */
+        int of_capture = graphs_is_of_capture(cbid);
+        graphs_left(cbid, kept(call, cbid, shared) == word, result && *result != 0, of_capture && params ? params->stream : NULL);
+        add(&others, 1);
     }
 }
 
 /* ---- a call --------------------------------------------------------------------------------------------------------------- */
-
-static void add(uint64_t *total, uint64_t more) { __atomic_fetch_add(total, more, __ATOMIC_RELAXED); }
 
 static void call_probe(const struct cupti_callback_data *call, uint64_t entered, uint64_t epoch, uint64_t weight)
 {

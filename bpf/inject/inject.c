@@ -82,13 +82,14 @@ static int pause_or_end(uint64_t ns)
 /* The last records; the sampler holds the ring's memory and reads on after the process is gone. */
 static void finish(void)
 {
-    while (phase_of(get_state()) == FINALIZING) { /* a launch of another thread is about it */
-        struct timespec moment = {.tv_nsec = 1000000};
-        nanosleep(&moment, NULL);
-    }
     nvtx_listen(0);
     nvtx_flush(now_ns(), 1);
-    if (change_phase(RECORDING, ENDED) || change_phase(DETACH_WANTED, ENDED) || is_parked()) {
+    int in_use;
+    while (!(in_use = change_phase(RECORDING, ENDED) || change_phase(DETACH_WANTED, ENDED)) && !change_phase(WAITING, ENDED)) {
+        struct timespec moment = {.tv_nsec = 1000000}; /* a call of another thread finalizes */
+        nanosleep(&moment, NULL);
+    }
+    if (in_use || is_parked()) {
         session.cupti.cuptiActivityFlushAll(!session.shared); /* by force it would take the other's incomplete records too */
         records_compare_clocks();
     }
@@ -195,7 +196,7 @@ static int start(int in_init)
         log_line("no thread: %s", strerror(result));
         set_thread_ended(1); /* attach has registered at_exit */
         if (change_phase(RECORDING, DETACH_WANTED))
-            return -result; /* the next call finalizes, and the ring is used till then */
+            return -result; /* the next call beside which no graph is made finalizes, and the ring is used till then */
         ring_destroy(&session.ring);
         __atomic_store_n(&started, 0, __ATOMIC_RELEASE);
         return -result;

@@ -144,6 +144,9 @@ static int has_listener(uint64_t now)
     return listens || now < expected_until;
 }
 
+/* Whether the sampler, which sees graphs being made before there are callbacks, wants CUPTI left alone. */
+static int is_held(uint64_t now) { return now < __atomic_load_n(&session.ring.header->hold_until_ns, __ATOMIC_RELAXED); }
+
 /* Tells who listens why nothing is recorded, if that lasts. */
 static void say_unsettled(uint64_t now)
 {
@@ -200,7 +203,7 @@ void look(void)
     int listener = has_listener(now);
     enum phase phase = phase_of(get_state());
     /* The driver is left alone while nobody listens, in a pause, and where nothing will be finalized; it is asked at each look otherwise, so that
-     * what has not changed is known. */
+     * what has not changed is known. (Parked, a finalize is to come.) */
     int asked = phase == RECORDING ? !session.shared : is_parked() || (listener && now + ASK_AHEAD_NS >= next_try);
     int settled = asked ? contexts_are_settled() : phase == RECORDING;
     switch (phase) {
@@ -215,7 +218,7 @@ void look(void)
             next_try = unsettled_since = 0;
         } else if (listener && now >= next_try && !settled) {
             say_unsettled(now);
-        } else if (listener && now >= next_try && change_phase(WAITING, ATTACHING)) {
+        } else if (listener && now >= next_try && !is_held(now) && change_phase(WAITING, ATTACHING)) {
             unsettled_since = 0;
             records_note_devices();
             try_attach(now);
@@ -255,7 +258,9 @@ void look(void)
         } else {
             if (!listener) {
                 nvtx_listen(0);
-                __atomic_store_n(&session.pausing, 0, __ATOMIC_RELAXED);
+                next_try = 0; /* a pause was the last sampler's */
+                if (__atomic_exchange_n(&session.pausing, 0, __ATOMIC_RELAXED))
+                    ring_say(&session.ring, RING_DETACHING, "waiting for the next CUDA call");
             }
             if (!graphs_are_settled(GRAPHS_QUIET_NS))
                 park(__atomic_load_n(&session.pausing, __ATOMIC_RELAXED));

@@ -70,6 +70,7 @@ struct ring_header {
     _Alignas(64) uint64_t head;     /* slots written so far */
     _Alignas(64) uint64_t tail;     /* slots read so far (the sampler's) */
     uint32_t budget_ppm;            /* the sampler's: the share of the launching threads' time that we may take; 0: no limit */
+    uint64_t hold_until_ns;         /* the sampler's: CUPTI must not be taken into use before, on CLOCK_MONOTONIC */
     _Alignas(64) uint64_t stacks;   /* of the launches, those that had their stack taken */
     uint64_t cost_ns;               /* all that recording has cost the launching threads while the device waited for them */
     uint64_t waits;                 /* calls that waited for the device */
@@ -144,6 +145,7 @@ _Static_assert(offsetof(struct ring_header, message) == 608, "gpu_ring.py");
 _Static_assert(offsetof(struct ring_header, head) == 1152, "gpu_ring.py");
 _Static_assert(offsetof(struct ring_header, tail) == 1216, "gpu_ring.py");
 _Static_assert(offsetof(struct ring_header, budget_ppm) == 1224, "gpu_ring.py");
+_Static_assert(offsetof(struct ring_header, hold_until_ns) == 1232, "gpu_ring.py");
 _Static_assert(offsetof(struct ring_header, stacks) == 1280, "gpu_ring.py");
 _Static_assert(offsetof(struct ring_header, pauses) == 1328, "gpu_ring.py");
 _Static_assert(offsetof(struct ring_header, ranges) == 1352, "gpu_ring.py");

@@ -116,7 +116,8 @@ void shared_tidy(uint64_t now)
     cupti_subscriber subscriber = session.shared;
     if (!subscriber || !shared_lives())
         return;
-    if (stopped_awaits(now) || !graphs_are_settled(GRAPHS_QUIET_NS))
+    int pausing = __atomic_load_n(&session.pausing, __ATOMIC_RELAXED);
+    if (stopped_awaits(now) || !graphs_are_settled(pausing ? GRAPHS_PAUSE_NS : GRAPHS_QUIET_NS))
         return;
     __atomic_store_n(&session.shared, NULL, __ATOMIC_SEQ_CST); /* from now on nobody begins to use it */
     if (!cupti_alone(LEAVE_NS)) {

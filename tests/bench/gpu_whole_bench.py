@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from gpu_ring_bench import PER_TICK, PID, RATE, Bench, Reader, launch_words
 
+from gpuprof.bpf.programs import GraphCalls
 from gpuprof.bpf.records import launch_batches
 from gpuprof.bpf.ring import RingReader
 from gpuprof.sampler import cpu_stacks
@@ -106,8 +107,8 @@ class StackReader(Reader):
     def open_graph_probe(self, pid: int, path: str, offset: int, program: str) -> int:
         raise GpuprofError(f"no {program} at {path}:{offset} of {pid}")
 
-    def graph_calls(self, pid: int) -> tuple[int, int, int]:
-        return 0, 0, pid - PID
+    def graph_calls(self, pid: int) -> GraphCalls:
+        return GraphCalls(0, 0, 0, pid - PID)
 
     def forget_graph_calls(self, pid: int) -> None: ...
 

@@ -2,7 +2,7 @@
  *
  *   graphs EACH_US       one after another in a thread of its own, so long between two; 0: it ends / how many there were
  *   instantiate NS       one call in a thread of its own, which takes so long
- *   capture / endcapture the main thread begins, and ends, one
+ *   capture STREAM / endcapture STREAM    the main thread begins, and ends, one; -1: a handle of nothing
  */
 #define _GNU_SOURCE
 #include "mock_gpu.h"
@@ -10,7 +10,6 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
-#include <string.h>
 #include <unistd.h>
 
 static atomic_long each_us, made;
@@ -49,10 +48,10 @@ int graphs_obey(const char *line, long *answer)
         pthread_t thread;
         *answer = pthread_create(&thread, NULL, instantiate, (void *)number);
         pthread_detach(thread);
-    } else if (strcmp(line, "capture") == 0) {
-        *answer = cuStreamBeginCapture_v2(NULL, 0);
-    } else if (strcmp(line, "endcapture") == 0) {
-        *answer = cuStreamEndCapture(NULL, NULL);
+    } else if (sscanf(line, "capture %ld", &number) == 1) {
+        *answer = cuStreamBeginCapture_v2((void *)number, 0);
+    } else if (sscanf(line, "endcapture %ld", &number) == 1) {
+        *answer = cuStreamEndCapture((void *)number, NULL);
     } else {
         return 0;
     }

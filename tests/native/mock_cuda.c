@@ -277,14 +277,15 @@ int cuMemFree_v2(uint64_t address)
 
 int cuStreamBeginCapture_v2(void *stream, int mode)
 {
-    (void)stream, (void)mode;
-    return call(CBID_BEGIN_CAPTURE_V2, "cuStreamBeginCapture_v2", NULL, 0, SUCCESS);
+    (void)mode;
+    int known = stream != MOCK_NO_STREAM;
+    return call_with(CBID_BEGIN_CAPTURE_V2, "cuStreamBeginCapture_v2", &stream, NULL, 0, known ? SUCCESS : INVALID_HANDLE);
 }
 
 int cuStreamEndCapture(void *stream, struct mock_graph **graph)
 {
-    (void)stream, (void)graph;
-    return call(CBID_END_CAPTURE, "cuStreamEndCapture", NULL, 0, SUCCESS);
+    (void)graph;
+    return call_with(CBID_END_CAPTURE, "cuStreamEndCapture", &stream, NULL, 0, SUCCESS);
 }
 
 int cuGraphInstantiateWithFlags(struct mock_graph **ready, struct mock_graph *graph, uint64_t flags)

@@ -151,7 +151,7 @@ def test_one_that_takes_long_is_waited_for(
     watcher = listen(program, lock=False)
     takes_s = 4 * QUIET_S
     began = time.monotonic()
-    program.ask(f"instantiate {int(takes_s * 1e9)}" if what == "instantiate" else "capture")
+    program.ask(f"instantiate {int(takes_s * 1e9)}" if what == "instantiate" else "capture 1")
     time.sleep(0.05)
     listener.close()
     watcher.reach("waiting")
@@ -159,7 +159,7 @@ def test_one_that_takes_long_is_waited_for(
         program.launch(1)
         assert program.counters["finalizes"] == 0
     if what == "capture":
-        program.ask("endcapture")
+        program.ask("endcapture 1")
     finalized(program, kit)
 
 
@@ -169,7 +169,7 @@ def test_a_capture_that_never_ends_is_not_waited_for_for_ever(
     program = start(which=careful).init()
     listener = listen(program)
     watcher = listen(program, lock=False)
-    program.ask("capture")
+    program.ask("capture 1")
     began = time.monotonic()
     listener.close()
     watcher.reach("waiting")
@@ -180,17 +180,114 @@ def test_a_capture_that_never_ends_is_not_waited_for_for_ever(
 def test_calls_that_were_under_way_at_the_attach_do_not_count(
     start: Start, listen: Listen, kit: Any, careful: Any
 ) -> None:
-    """Neither an instantiation nor a capture; and one that ends leaves those that are known."""
+    """Neither an instantiation nor a capture."""
     program = start(which=careful).init()
-    program.ask("capture")
+    program.ask("capture 1")
     program.ask(f"instantiate {int(0.5e9)}")
     listener = listen(program)
     watcher = listen(program, lock=False)
-    program.ask("endcapture")
+    program.ask("endcapture 1")
     time.sleep(0.5 + QUIET_S)
     listener.close()
     watcher.reach("detaching")
     finalized(program, kit)
+
+
+def test_the_end_of_another_capture_is_not_that_of_one_that_goes_on(
+    start: Start, listen: Listen, kit: Any, careful: Any
+) -> None:
+    """One that was begun before the attach ends; one is begun twice, as its end was not seen; one fails."""
+    program = start(which=careful).init()
+    program.ask("capture 1")
+    listener = listen(program)
+    watcher = listen(program, lock=False)
+    for line in ("capture 2", "endcapture 1", "capture 2", "capture -1"):
+        program.ask(line)
+    began = time.monotonic()
+    listener.close()
+    watcher.reach("waiting")
+    while time.monotonic() - began < CAPTURE_S - 1:
+        program.launch(1)
+        assert program.counters["finalizes"] == 0
+    program.ask("endcapture 2")
+    finalized(program, kit)
+    assert time.monotonic() - began < CAPTURE_S + 2
+
+
+def test_a_capture_that_was_forgotten_does_not_hold_for_ever_a_process_that_makes_graphs(
+    start: Start, listen: Listen, kit: Any, careful: Any
+) -> None:
+    program = start(which=careful).init()
+    listener = listen(program)
+    watcher = listen(program, lock=False)
+    program.ask("capture 1")
+    listener.close()
+    watcher.reach("waiting")
+    end = time.monotonic() + CAPTURE_S + QUIET_S
+    while time.monotonic() < end:
+        program.ask("instantiate 1000")  # no capture: the other one ages
+        time.sleep(QUIET_S / 4)
+    watcher.reach("detaching")
+    finalized(program, kit)
+
+
+def test_callbacks_that_only_a_detach_needs_go_with_it(
+    start: Start, listen: Listen, kit: Any, careful: Any
+) -> None:
+    program = start(which=careful).init()
+    listener = listen(program)
+    watcher = listen(program, lock=False)
+    enabled = program.counters["callbacks_enabled"]
+    program.ask(f"graphs {EACH_US}")
+    listener.close()
+    watcher.reach("waiting")
+    program.ask("graphs 0")
+    watcher.reach("detaching")
+    assert program.counters["callbacks_enabled"] > enabled
+    again = listen(program)
+    assert program.counters["callbacks_enabled"] == enabled
+    again.close()
+    watcher.reach("detaching")
+    finalized(program, kit)
+
+
+def test_a_sampler_that_holds_it_back(start: Start, listen: Listen, careful: Any) -> None:
+    program = start(which=careful).init()
+    listener = listen(program, lock=False)
+    end = time.monotonic() + 1.0
+    assert listener.ring.lock()
+    while time.monotonic() < end:
+        listener.ring.hold(time.monotonic_ns() + 200_000_000)
+        assert program.counters.get("subscribes", 0) == 0
+        time.sleep(0.02)
+    listener.reach("recording")
+    assert time.monotonic() - end > 0.05
+    listener.ring.hold(time.monotonic_ns() + 10**12)  # what records is not ended
+    program.launch(53)
+    listener.expect(53)
+
+
+def test_a_new_sampler_after_one_that_left_in_a_pause_is_served_at_once(
+    start: Start, listen: Listen, kit: Any, dear: Any
+) -> None:
+    """Though the process makes no call any more: the pause was the other one's."""
+    program = start(which=dear).init()
+    program.ask(f"graphs {EACH_US}")
+    listener = listen(program, lock=False)
+    assert listener.ring.lock(PPM)
+    listener.reach("recording")
+    program.ask("spin 4")
+    listener.reach("paused")
+    program.ask("stop")
+    program.ask("graphs 0")
+    watcher = listen(program, lock=False)
+    kit.wait_for(lambda: STAYS in watcher.facts.message)
+    time.sleep(PAUSE_QUIET_S + 0.5)  # the detach is wanted by now
+    assert program.counters["finalizes"] == 0
+    listener.close()
+    assert watcher.reach("detaching").message == "waiting for the next CUDA call"
+    again = listen(program)
+    assert again.facts.epoch == 1
 
 
 def test_a_pause_keeps_the_subscription_of_who_makes_graphs(

@@ -78,7 +78,7 @@ def watches(stacks: CpuStacks) -> Iterator[Callable[[int], GraphWatch]]:
     made: list[GraphWatch] = []
 
     def watch(pid: int) -> GraphWatch:
-        made.append(GraphWatch(pid, stacks, time.monotonic_ns()))
+        made.append(GraphWatch(pid, stacks))
         return made[-1]
 
     yield watch
@@ -98,14 +98,14 @@ def test_calls_are_counted_and_captures_followed(
     time.sleep(0.3)
     made = int(program.ask("graphs 0"))
     assert made > 20
-    last_ns, count, captures = stacks.graph_calls(program.process.pid)
-    assert (count, captures) == (4 * made, 0)
-    assert began < last_ns < time.monotonic_ns()
-    program.ask("capture")
-    assert stacks.graph_calls(program.process.pid)[2] == 1
-    program.ask("endcapture")
-    program.ask("endcapture")  # of one that was begun before it was watched
-    assert stacks.graph_calls(program.process.pid)[1:] == (4 * made + 3, 0)
+    seen = stacks.graph_calls(program.process.pid)
+    assert (seen.number, seen.captures) == (4 * made, 0)
+    assert began < seen.captured_ns < seen.last_ns < time.monotonic_ns()
+    program.ask("endcapture 1")  # of one that was begun before it was watched
+    program.ask("capture 1")
+    assert stacks.graph_calls(program.process.pid).captures == 1
+    program.ask("endcapture 1")
+    assert stacks.graph_calls(program.process.pid)[2:] == (4 * made + 3, 0)
 
 
 def test_launches_are_no_such_calls(
@@ -115,18 +115,18 @@ def test_launches_are_no_such_calls(
     watches(program.process.pid)
     program.ask("launch 2 a kernel k 100")
     program.ask("launch 1 a graph k 100")
-    assert stacks.graph_calls(program.process.pid) == (0, 0, 0)
+    assert stacks.graph_calls(program.process.pid) == (0, 0, 0, 0)
 
 
 def test_the_probes_go(program: Any, watches: Callable[[int], GraphWatch], stacks: CpuStacks) -> None:
     program.init()
     watch = watches(program.process.pid)
-    program.ask("capture")
+    program.ask("capture 1")
     watch.close()
 
     def seen() -> int:
-        program.ask("capture")
-        return stacks.graph_calls(program.process.pid)[1]
+        program.ask("capture 1")
+        return stacks.graph_calls(program.process.pid).number
 
     wait_until(lambda: seen() == seen())
     assert watch.allows(time.monotonic_ns())
@@ -169,7 +169,7 @@ def test_it_is_attached_to_when_its_graphs_are_made(
     wait_until(lambda: program.counters.get("subscribers", 0) == 1)
     wait_until(lambda: WORDS not in work.status().reason)
     session = work._sessions[0]
-    assert session.graphs is None
+    wait_until(lambda: session.graphs is None)
     program.launch(53)
     wait_until(lambda: work.status().samples == 53)
     assert program.faults == {}
@@ -220,3 +220,43 @@ def test_every_function_is_one_that_makes_or_destroys_graphs() -> None:
     named = {line.split("CBID_")[1].split(" ")[0] for line in part.splitlines() if "CBID_" in line}
     assert named > set(FUNCTIONS)
     assert len(FUNCTIONS) <= 5
+
+
+def test_a_pause_that_ends_while_graphs_are_made_is_held(
+    kit: Any, tmp_path: Path, stacks: CpuStacks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a process that has made some before; of another one nothing is watched in pauses."""
+    monkeypatch.setattr(gpu_discovery, "NAME", f"/memfd:{RING_NAME}")
+    costs = ("-DCUPTI_CALL_NS=1.0", "-DCUPTI_RECORD_NS=500000.0", "-DGRAPHS_PAUSE_NS=500000000ull")
+    dear = kit.build(tmp_path / "dear", ring_name=RING_NAME, library=costs)
+    one = kit.Program(dear, tmp_path)
+    history = History(
+        Hello(1, "t", "", "", 2, time.monotonic_ns(), time.time_ns(), "", os.getpid(), 99, 0, True)
+    )
+    source = GpuWork(history, lambda: {GPU: {one.process.pid}}, lambda: stacks, budget_ppm=300_000)
+    try:
+        one.init()
+        source.start()
+        one.ask("spin 2")
+        wait_until(lambda: one.counters.get("finalizes", 0) >= 1)
+        session = source._sessions[0]
+        wait_until(lambda: session.had_cupti)
+        assert session.graphs is None
+        one.ask("graphs 2000")
+        wait_until(lambda: one.counters["subscribes"] >= 2)
+        wait_until(lambda: session.makes_graphs)  # the library is in use, and says that it stays
+        one.ask("graphs 0")
+        before = one.counters["finalizes"]
+        wait_until(lambda: one.counters["finalizes"] > before)
+        wait_until(lambda: session.graphs is not None)
+        one.ask("graphs 2000")
+        subscribes = one.counters["subscribes"]
+        time.sleep(8)  # pauses of this budget are shorter
+        assert one.counters["subscribes"] == subscribes
+        one.ask("graphs 0")
+        wait_until(lambda: one.counters["subscribes"] > subscribes)
+    finally:
+        source.stop()
+        one.ask("graphs 0")
+        one.ask("stop")
+        one.close()
