@@ -279,7 +279,8 @@ def _parser() -> argparse.ArgumentParser:
         "Has running processes load the library that records their GPU work, without a restart: one waiting "
         "thread of each is stopped for about a millisecond. Then opens the screen, unless a sampler is "
         "recording them already. Needs root where the system lets users not look at each other's, or their "
-        "own, processes."
+        "own, processes. One that cannot be attached to keeps it from none of the others; the exit status "
+        "then tells of it."
     )
     attach.add_argument("pids", metavar="PID", type=_pid, nargs="+")
     attach.add_argument("--no-screen", action="store_true", help="only attach")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 from datetime import datetime
@@ -118,6 +120,35 @@ def _run(*argv: str, **more: object) -> subprocess.CompletedProcess[str]:
         check=False,
         **more,
     )
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_ctrl_c_while_modules_load_says_nothing(ignored: bool) -> None:
+    """By what pyproject.toml names as the command; a shell takes the signal for 130. nohup's children go on."""
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    script = re.search(r'^gpuprof-tui = "([\w.]+):(\w+)"$', text, re.MULTILINE)
+    assert script is not None
+    code = (
+        "import sys, time\n"
+        "class Slow:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'gpuprof.tui.command':\n"
+        "            print('loading', flush=True)\n"
+        f"            time.sleep({0.2 if ignored else 60})\n"
+        "sys.meta_path.insert(0, Slow())\n"
+        f"from {script[1]} import {script[2]} as main\n"
+        "sys.exit(main())"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, "--version"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=(lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)) if ignored else None,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stdout.readline() == "loading\n"
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0 if ignored else -signal.SIGINT, "")
 
 
 @pytest.mark.parametrize("verb", ["report", "open"])
