@@ -32,6 +32,7 @@ from gpuprof.tui.terminal import SafeDriver
 from gpuprof.tui.transports import Transport
 from gpuprof.tui.widgets.prompt import Prompt
 from gpuprof.tui.widgets.styled import band, wrap
+from gpuprof.tui.widgets.summary import missing_text
 
 TICK_S = 0.25
 SOON_S = 0.02
@@ -266,9 +267,10 @@ class GpuprofApp(App[None]):
                 else f"{saved.size_bytes / 1e3:.0f} kB"
             )
             work = f"{saved.gpu_work:,} pieces of GPU work, " if saved.gpu_work else ""
+            missing = missing_text(self.session) if self.session.feed.pinned else ""
             self.tell(
                 f"Saved {saved.path} ({size}: {saved.samples:,} samples, {work}{saved.readings:,} readings).",
-                f"gpuprof-tui open {saved.path}",
+                "\n".join(part for part in (missing, f"gpuprof-tui open {saved.path}") if part),
             )
         finally:
             self._saving = False
