@@ -122,25 +122,20 @@ def _run(*argv: str, **more: object) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("ignored", [False, True])
-def test_ctrl_c_while_modules_load_says_nothing(ignored: bool) -> None:
-    """By what pyproject.toml names as the command; a shell takes the signal for 130. nohup's children go on."""
-    text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
-    script = re.search(r'^gpuprof-tui = "([\w.]+):(\w+)"$', text, re.MULTILINE)
-    assert script is not None
+def _interrupted_while_loading(module: str, start: str, *argv: str, ignored: bool = False) -> tuple[int, str]:
+    """Exit status and standard error of what `start` (Python code) starts, where a Ctrl-C comes while `module`
+    loads."""
     code = (
         "import sys, time\n"
         "class Slow:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name == 'gpuprof.tui.command':\n"
+        f"        if name == {module!r}:\n"
         "            print('loading', flush=True)\n"
         f"            time.sleep({0.2 if ignored else 60})\n"
         "sys.meta_path.insert(0, Slow())\n"
-        f"from {script[1]} import {script[2]} as main\n"
-        "sys.exit(main())"
     )
     with subprocess.Popen(
-        [sys.executable, "-c", code, "--version"],
+        [sys.executable, "-c", code + start, *argv],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         preexec_fn=(lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)) if ignored else None,
     ) as process:  # fmt: skip
@@ -148,7 +143,24 @@ def test_ctrl_c_while_modules_load_says_nothing(ignored: bool) -> None:
         assert process.stdout.readline() == "loading\n"
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (0 if ignored else -signal.SIGINT, "")
+    return process.returncode, err
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_ctrl_c_while_modules_load_says_nothing(ignored: bool) -> None:
+    """By what pyproject.toml names as the command; a shell takes the signal for 130. nohup's children go on."""
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    script = re.search(r'^gpuprof-tui = "([\w.]+):(\w+)"$', text, re.MULTILINE)
+    assert script is not None
+    start = f"from {script[1]} import {script[2]} as main\nsys.exit(main())"
+    done = _interrupted_while_loading("gpuprof.tui.command", start, "--version", ignored=ignored)
+    assert done == (0 if ignored else -signal.SIGINT, "")
+
+
+def test_ctrl_c_while_the_modules_of_a_sampler_load_says_nothing() -> None:
+    """That of `gpuprof-tui sampler`, which runs in the foreground."""
+    start = "import runpy; runpy.run_module('gpuprof.sampler', run_name='__main__', alter_sys=True)"
+    assert _interrupted_while_loading("gpuprof.sampler.ahead", start) == (-signal.SIGINT, "")
 
 
 @pytest.mark.parametrize("verb", ["report", "open"])
