@@ -8,7 +8,7 @@ from gpuprof.sampler import memory
 from gpuprof.snapshots.process_name import SAMPLER, set_process_name
 
 if __name__ == "__main__":
-    # Until main has handlers of its own nothing needs an end in order: a Ctrl-C while modules load is no traceback.
+    # Until main has handlers of its own nothing needs an end in order, and Python would show a traceback.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     set_process_name(SAMPLER)

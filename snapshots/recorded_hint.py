@@ -1,4 +1,4 @@
-"""What a source's hint is to whoever reads a recording, mostly on another machine and later than it was given."""
+"""What a source's hint is to whoever reads a recording, mostly on another machine and later."""
 
 from __future__ import annotations
 

@@ -271,7 +271,7 @@ class GpuprofApp(App[None]):
             missing = missing_text(self.session) if self.session.feed.pinned else ""
             self.tell(
                 f"Saved {size}: {saved.samples:,} samples, {work}{saved.readings:,} readings.",
-                "\n".join(part for part in (missing, f"gpuprof-tui open {path_from_here(saved.path)}") if part),
+                (f"{missing}\n" if missing else "") + f"gpuprof-tui open {path_from_here(saved.path)}",
             )
         finally:
             self._saving = False

@@ -171,7 +171,7 @@ def _report(options: argparse.Namespace) -> int:
         min_fraction=least or 0.0, max_nodes=MAX_JSON_NODES,
     )  # fmt: skip
     if options.json:
-        print(json_text(json_report(history, query, options.rate)))
+        print(json_text(json_report(history, query, options.rate, depth=options.depth)))
     elif options.folded:
         if folded := folded_text(history, query, internals=options.internals):
             print(folded)

@@ -123,10 +123,11 @@ def _run(*argv: str, **more: object) -> subprocess.CompletedProcess[str]:
 
 
 def _interrupted_while_loading(module: str, start: str, *argv: str, ignored: bool = False) -> tuple[int, str]:
-    """Exit status and standard error of what `start` (Python code) starts, where a Ctrl-C comes while `module`
+    """Exit status and standard error of what `start` (Python code) starts, with a Ctrl-C while `module`
     loads."""
     code = (
-        "import sys, time\n"
+        "import signal, sys, time\n"
+        f"{'signal.signal(signal.SIGINT, signal.SIG_IGN)' if ignored else ''}\n"
         "class Slow:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
         f"        if name == {module!r}:\n"
@@ -137,7 +138,6 @@ def _interrupted_while_loading(module: str, start: str, *argv: str, ignored: boo
     with subprocess.Popen(
         [sys.executable, "-c", code + start, *argv],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        preexec_fn=(lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)) if ignored else None,
     ) as process:  # fmt: skip
         assert process.stdout is not None
         assert process.stdout.readline() == "loading\n"
@@ -148,7 +148,8 @@ def _interrupted_while_loading(module: str, start: str, *argv: str, ignored: boo
 
 @pytest.mark.parametrize("ignored", [False, True])
 def test_ctrl_c_while_modules_load_says_nothing(ignored: bool) -> None:
-    """By what pyproject.toml names as the command; a shell takes the signal for 130. nohup's children go on."""
+    """By what pyproject.toml names as the command. A shell takes the signal for 130; where it is ignored, as
+    in the background of a script, the command goes on."""
     text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
     script = re.search(r'^gpuprof-tui = "([\w.]+):(\w+)"$', text, re.MULTILINE)
     assert script is not None
@@ -380,6 +381,8 @@ def test_an_option_that_is_refused_says_why(snapshot: str, argv: list[str], word
         (["--host", "a", "record", "-o", "f"], "ssh NODE gpuprof-tui record"),
         (["--host", "a", "--host", "b"], "a screen shows one node"),
         (["--hz", "5", "report", "f"], "--hz is for a sampler"),
+        (["report", "f", "--depth", "80"], "add --json"),
+        (["report", "f", "--json", "--depth", "0"], "no number of rows"),
         (["--no-service", "demo"], "--no-service is for a sampler"),
         (["--offcpu-all", "open", "f"], "--offcpu-all is for a sampler"),
         (["record", "-o", "f", "--offcpu-threshold", "x"], "not between 0 and 4000 ms"),

@@ -24,8 +24,8 @@ def rows_for_summary(height: int) -> int:
 
 
 def summary_parts(session: Session) -> list[str]:
-    """What there is to say: what of the range is not known, a text for each device, and one for the work rates
-    of a pinned range."""
+    """What there is to say: what of the range is not known, a text for each device, and one for the work
+    rates of a pinned range."""
     missing = missing_text(session)
     said = [missing] if missing else []
     said += session.tree.summary.split(SUMMARY_SEPARATOR) if session.tree and session.tree.summary else []
