@@ -82,6 +82,7 @@ def read_snapshot(path: str | os.PathLike[str]) -> Opened:
     covered = [(start, end) for start, end in findings.read if start < end]
     if covered:  # the first chunk begins where the recording does, and the last one ends there
         history.recorded = min(start for start, _ in covered), max(end for _, end in covered)
+    history.is_recording = True
     history.damage = damage(findings, growing=growing)
     if growing:
         so_far = (history.span[1] - history.span[0]) / 1e9

@@ -78,6 +78,7 @@ class History:
         self.series_defs: dict[int, SeriesDef] = {}
         self.newest_ns = 0
         self.recorded: tuple[int, int] | None = None  # from when to when, as the recorder says, in ns
+        self.is_recording = False  # read from a file, so mostly elsewhere and later than it was recorded
         self.damage: str | None = None  # what of a file could not be read, in words
         self.growing: str | None = None  # that its file is still being written, in words
         self._versions = {"clock": 0, "gpus": 0, "status": 0}

@@ -12,6 +12,7 @@ from gpuprof.snapshots.errors import EXIT_USAGE, GpuprofError
 from gpuprof.snapshots.frames import Query, Tree
 from gpuprof.snapshots.gaps import MAX_NS
 from gpuprof.snapshots.gpu_tree import Devices, Gauge
+from gpuprof.snapshots.recorded_hint import recorded_hint
 from gpuprof.snapshots.table_view import TaggedRows
 
 if TYPE_CHECKING:
@@ -48,8 +49,10 @@ def _offcpu(history: History, query: Query) -> Tree:
     source = next((s for s in history.status.sources if s.name == "offcpu"), None) if history.status else None
     if not history.waits.next and (source is None or source.state not in {"ok", "degraded"}):
         why = f": {source.reason}" if source is not None and source.reason else ""
-        hint = (source.hint if source is not None else "") or _WAITS_HINT
-        raise GpuprofError(f"no off-CPU time was recorded here{why}", hint)
+        hint = source.hint if source is not None else ""
+        if history.is_recording:
+            hint = recorded_hint(hint, history.hello.host)
+        raise GpuprofError(f"no off-CPU time was recorded here{why}", hint or _WAITS_HINT)
     _refuse("CPU", query.cpus, query)
     _refuse("GPU", query.gpus, query)
     return wait_tree.wait_tree(query, _waits(history, query.start_ns, query.end_ns))

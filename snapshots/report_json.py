@@ -12,6 +12,7 @@ from typing import Any
 from gpuprof.snapshots import tree as trees
 from gpuprof.snapshots.frames import FrameKind, Query
 from gpuprof.snapshots.history import History
+from gpuprof.snapshots.json_depth import cut_below
 from gpuprof.snapshots.process_groups import without_count
 from gpuprof.snapshots.report_rates import rates_between
 from gpuprof.snapshots.report_sources import sources_between
@@ -20,9 +21,12 @@ from gpuprof.snapshots.timerange import wall_iso
 MAX_JSON_NODES = 200_000  # about 30 MB of text
 
 
-def json_report(history: History, query: Query, rates: Sequence[str] = ()) -> dict[str, Any]:
+def json_report(
+    history: History, query: Query, rates: Sequence[str] = (), *, depth: int | None = None
+) -> dict[str, Any]:
     """Return the report as a nested dictionary. Use json_text to write it: a deep tree is too deep for
-    json.dumps. `rates`: names of kernels, functions and NVTX ranges whose work rates are wanted.
+    json.dumps. `rates`: names of kernels, functions and NVTX ranges whose work rates are wanted; `depth`: how
+    many rows may lie below each other, more being summed (json_depth.py).
 
     GpuprofError for a tree that was not recorded, or a name that did not occur.
     """
@@ -49,6 +53,9 @@ def json_report(history: History, query: Query, rates: Sequence[str] = ()) -> di
         if row.index:
             nodes[int(tree.parent[row.index])]["children"].append(node)
         nodes.append(node)
+    limits = _limits(query, cut=any(map(_stands_for_others, nodes)))
+    if depth is not None and cut_below(nodes[0], depth):
+        limits.append(f"what is more than {depth} rows deep is summed in deeper (n); --folded has it all")
     return {
         "host": history.hello.host,
         "range_ns": [query.start_ns, query.end_ns],
@@ -62,19 +69,19 @@ def json_report(history: History, query: Query, rates: Sequence[str] = ()) -> di
         "range_epoch_ns": [history.wall_ns(query.start_ns), history.wall_ns(query.end_ns)],
         "range_wall": [wall_iso(history, query.start_ns), wall_iso(history, query.end_ns)],
         "min_percent": round(100 * query.min_fraction, 9),
-        **_limits(query, cut=any(map(_stands_for_others, nodes))),
+        **({"cut": "; ".join(limits)} if limits else {}),
         **({"damage": history.damage} if history.damage else {}),
         **({"recording": history.growing} if history.growing else {}),
     }
 
 
-def _limits(query: Query, *, cut: bool) -> dict[str, Any]:
+def _limits(query: Query, *, cut: bool) -> list[str]:
     """Return what is said of a tree that was to be whole, and has more rows than are written."""
     if query.min_fraction > 0 or not cut:
-        return {}
+        return []
     said = "small processes of one name are one row, and the smallest rows are summed in other (n)"
     how = "--range or --pid give a part of it"
-    return {"cut": f"the tree has more than {query.max_nodes:,} rows: {said}; {how}"}
+    return [f"the tree has more than {query.max_nodes:,} rows: {said}; {how}"]
 
 
 def _stands_for_others(node: dict[str, Any]) -> bool:

@@ -17,6 +17,7 @@ from gpuprof.snapshots.columns import Array
 from gpuprof.snapshots.history import History
 from gpuprof.snapshots.losses import COUNTS
 from gpuprof.snapshots.names import clean
+from gpuprof.snapshots.recorded_hint import recorded_hint
 from gpuprof.snapshots.table_view import TablesView, TaggedRows
 
 _UNITS = {"nvml": "readings", "processes": "readings", "gpu": "kernels and copies", "offcpu": "waits"}
@@ -75,11 +76,15 @@ def sources_between(history: History, start_ns: int, end_ns: int) -> list[Source
             counts[name]["truncated"] = _cut_short(log)
     return [
         SourceFound(
-            s.name, s.state, s.reason, s.hint, rows.get(s.name, s.samples), counts[s.name],
+            s.name, s.state, s.reason, _hint(history, s.hint), rows.get(s.name, s.samples), counts[s.name],
             _elsewhere(history, s.name, start_ns, end_ns) if not rows.get(s.name, s.samples) else "",
         )
         for s in status.sources
     ]  # fmt: skip
+
+
+def _hint(history: History, hint: str) -> str:
+    return recorded_hint(hint, history.hello.host) if history.is_recording else hint
 
 
 def _elsewhere(history: History, source: str, start_ns: int, end_ns: int) -> str:

@@ -25,16 +25,18 @@ from gpuprof.tui.control_client import ControlClient, SamplerEvent
 from gpuprof.tui.palette import choose
 from gpuprof.tui.plain import PlainText
 from gpuprof.tui.recordings import bundled_recording, open_file
-from gpuprof.tui.saving import Saved, create_here, save_frames, snapshot_name
+from gpuprof.tui.saving import Saved, create_here, path_from_here, save_frames, snapshot_name
 from gpuprof.tui.screens.main import MainScreen
 from gpuprof.tui.session import Session
 from gpuprof.tui.terminal import SafeDriver
 from gpuprof.tui.transports import Transport
 from gpuprof.tui.widgets.prompt import Prompt
 from gpuprof.tui.widgets.styled import band, wrap
+from gpuprof.tui.widgets.summary import missing_text
 
 TICK_S = 0.25
 SOON_S = 0.02
+SAVING_IS_SAID_S = 0.5  # for what takes no longer one toast will do
 SCROLL_BAR = 3  # which toasts get where there are many
 TOAST_COLUMNS, TOAST_EDGES = 72, 3  # as in gpuprof.tcss: border and padding
 
@@ -266,9 +268,10 @@ class GpuprofApp(App[None]):
                 else f"{saved.size_bytes / 1e3:.0f} kB"
             )
             work = f"{saved.gpu_work:,} pieces of GPU work, " if saved.gpu_work else ""
+            missing = missing_text(self.session) if self.session.feed.pinned else ""
             self.tell(
-                f"Saved {saved.path} ({size}: {saved.samples:,} samples, {work}{saved.readings:,} readings).",
-                f"gpuprof-tui open {saved.path}",
+                f"Saved {size}: {saved.samples:,} samples, {work}{saved.readings:,} readings.",
+                (f"{missing}\n" if missing else "") + f"gpuprof-tui open {path_from_here(saved.path)}",
             )
         finally:
             self._saving = False
@@ -280,13 +283,21 @@ class GpuprofApp(App[None]):
             raise GpuprofError("There is nothing to save yet.")
         start_ns, end_ns = session.feed.pinned or session.file_span or self._history_span()
         what = "the pinned range" if session.feed.pinned else "the whole history"
-        self.tell(f"Saving {what}…")
+        waiting = self.set_timer(SAVING_IS_SAID_S, lambda: self.tell(f"Saving {what}…"))
+        try:
+            return await self._written(start_ns, end_ns)
+        finally:
+            waiting.stop()
+
+    async def _written(self, start_ns: int, end_ns: int) -> Saved:
+        session = self.session
+        assert session.model.hello is not None
         discard = None
         if self._save_through_parent and self._control is not None:
             fd, path = await self._control.save_descriptor()
             discard = self._control.discard_saved
         else:
-            fd, path = create_here(snapshot_name(clean(model.hello.host, 64), time.time()))
+            fd, path = create_here(snapshot_name(clean(session.model.hello.host, 64), time.time()))
         recorded = None
         if session.feed.pinned or session.file_span:  # what is saved is that range, to the nanosecond
             first_ns, last_ns = session.file_span or self._history_span()

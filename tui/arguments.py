@@ -135,6 +135,8 @@ def _refuse_what_is_of_no_use(parser: argparse.ArgumentParser, options: argparse
         for name, value in (("--by-range", options.by_range), ("--scale", options.scale)):
             if value:
                 parser.error(f"{name} is for the tree of GPU time: add --tree gpu")
+    if command == "report" and options.depth is not None and not options.json:
+        parser.error("--depth is for nested rows: add --json")
     if command == "report" and options.folded and options.rate:
         parser.error("folded stacks have no place for --rate: leave out --folded, or use --json")
 
@@ -246,11 +248,22 @@ def _parser() -> argparse.ArgumentParser:
         "(--json always does)",
     )
     form = report.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="as JSON, for programs")
+    form.add_argument(
+        "--json",
+        action="store_true",
+        help="as JSON, for programs, nested as deep as the stacks are: jq before 1.7 needs --depth 80",
+    )
     form.add_argument(
         "--folded",
         action="store_true",
         help="as folded stacks, for flame graph viewers: a line for each path, and its samples or ns",
+    )
+
+    report.add_argument(
+        "--depth",
+        type=_depth,
+        metavar="N",
+        help="--json: what is more than N rows deep is summed in deeper (n); --folded has it all",
     )
 
     record = _command(commands, "record", "write a snapshot without a screen")
@@ -279,7 +292,8 @@ def _parser() -> argparse.ArgumentParser:
         "Has running processes load the library that records their GPU work, without a restart: one waiting "
         "thread of each is stopped for about a millisecond. Then opens the screen, unless a sampler is "
         "recording them already. Needs root where the system lets users not look at each other's, or their "
-        "own, processes."
+        "own, processes. One that cannot be attached to keeps it from none of the others; the exit status "
+        "then tells of it."
     )
     attach.add_argument("pids", metavar="PID", type=_pid, nargs="+")
     attach.add_argument("--no-screen", action="store_true", help="only attach")
@@ -399,6 +413,13 @@ def _percent(text: str) -> float:
         value = math.nan
     if not 0 <= value <= 100:  # false for nan, too
         raise argparse.ArgumentTypeError(f"{text!r} is not between 0 and 100 percent")
+    return value
+
+
+def _depth(text: str) -> int:
+    value = int(text) if text.isascii() and text.isdigit() and len(text) < 8 else 0
+    if not value:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of rows, such as 80")
     return value
 
 

@@ -63,7 +63,8 @@ class AttachError(GpuprofError):
     about."""
 
     def __init__(self, code: str, message: str, hint: str = "") -> None:
-        super().__init__(message, hint, EXIT_NO_PERMISSION if code in _PERMISSION else EXIT_UNAVAILABLE)
+        exits = {"no-answer": EXIT_FAILED, **dict.fromkeys(_PERMISSION, EXIT_NO_PERMISSION)}
+        super().__init__(message, hint, exits.get(code, EXIT_UNAVAILABLE))
         self.code = code
 
 
@@ -121,9 +122,10 @@ def attach(pid: int) -> Attached:
     return attached
 
 
-def attach_all(pids: Sequence[int]) -> int:
-    """Attach to each of them, and say on standard output how that went. GpuprofError when none could be
-    attached to. Returns how many do not record (yet)."""
+def attach_all(pids: Sequence[int]) -> tuple[int, int]:
+    """Attach to each of them, whatever became of those before it, and say on standard output how that went.
+    Returns how many do not record (yet), and the exit code: that of the first that could not be attached to.
+    GpuprofError when none could be."""
     failures: list[AttachError] = []
     waiting = 0
     for pid in pids:
@@ -146,7 +148,7 @@ def attach_all(pids: Sequence[int]) -> int:
         raise GpuprofError(
             f"none of the {len(pids)} processes could be attached to", exit_code=failures[0].exit_code
         )
-    return waiting
+    return waiting, failures[0].exit_code if failures else 0
 
 
 def about(pid: int, error: AttachError) -> AttachError:
@@ -169,11 +171,8 @@ def parse_answer(pid: int, answer: str) -> Attached:
         if hint == "sudo":
             hint = sudo_line(pid)
         raise AttachError(words[1], words[2], hint)
-    raise GpuprofError(
-        f"pid {pid}: the program that attaches ended without an answer",
-        "is the process still there?",
-        EXIT_FAILED,
-    )
+    said = f"pid {pid}: the program that attaches ended without an answer"
+    raise AttachError("no-answer", said, "is the process still there?")
 
 
 def sudo_line(pid: int) -> str:

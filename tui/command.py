@@ -171,7 +171,7 @@ def _report(options: argparse.Namespace) -> int:
         min_fraction=least or 0.0, max_nodes=MAX_JSON_NODES,
     )  # fmt: skip
     if options.json:
-        print(json_text(json_report(history, query, options.rate)))
+        print(json_text(json_report(history, query, options.rate, depth=options.depth)))
     elif options.folded:
         if folded := folded_text(history, query, internals=options.internals):
             print(folded)
@@ -208,13 +208,13 @@ def _attach(options: argparse.Namespace) -> int:
         connection = running_service(sampler)
         if connection is not None:
             connection.close()
-    waiting = attach.attach_all(options.pids)
+    waiting, code = attach.attach_all(options.pids)
     if not waiting or options.no_screen:
-        return 0
+        return code
     if os.isatty(0) and os.isatty(1) and os.isatty(2):
-        return _live(options)
+        return _live(options) or code
     print("No sampler listens yet: sudo gpuprof-tui shows the GPU time, gpuprof-tui record writes a file.")
-    return 0
+    return code
 
 
 def _dial(options: argparse.Namespace) -> int:

@@ -16,7 +16,7 @@ from types import ModuleType
 
 _OWN_PACKAGES = ("gpuprof.snapshots", "gpuprof.tui")
 _OF_COMMANDS = (  # modules that no screen uses
-    "__main__", "doctor", "record", "record_sources", "recorded_command", "dial", "supervisor",
+    "__main__", "entry", "doctor", "record", "record_sources", "recorded_command", "dial", "supervisor",
 )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from enum import Flag, auto
 
 from gpuprof.snapshots.frames import (
@@ -24,6 +25,7 @@ from gpuprof.snapshots.frames import (
     SourceStatus,
     Status,
 )
+from gpuprof.snapshots.recorded_hint import recorded_hint
 from gpuprof.tui.series import SeriesStore
 
 MAX_PROCESSES = 20_000
@@ -107,6 +109,10 @@ class Model:
         self._changes |= Change.READINGS
 
     def _on_status(self, status: Status) -> None:
+        if not self.live and self.hello is not None:
+            host = self.hello.host
+            sources = [replace(source, hint=recorded_hint(source.hint, host)) for source in status.sources]
+            status = replace(status, sources=sources)
         if self.status is None or status.time_ns > self.status.time_ns:
             self.previous_status, self.status = self.status, status
         self._status_at_ns = self._monotonic_ns()

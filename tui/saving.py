@@ -47,6 +47,14 @@ def create_here(name: str) -> tuple[int, str]:
     raise FileExistsError(f"{name} and 99 more exist")
 
 
+def path_from_here(path: str) -> str:
+    """The path as one types it in the folder that the screen was started in: mostly the name alone."""
+    with contextlib.suppress(OSError):
+        if os.path.dirname(path) == os.getcwd():
+            return os.path.basename(path)
+    return path
+
+
 def remove(fd: int, path: str) -> None:
     """Remove the file of a descriptor, if it is still what `path` names."""
     with contextlib.suppress(OSError, ValueError):

@@ -106,6 +106,11 @@ class TreeFeed:
         """Back to the last seconds."""
         self.pinned, self._live, self._stale = None, None, True
 
+    @property
+    def held(self) -> tuple[int, int] | None:
+        """The range that stays as it is, pinned or paused; None where the tree goes with the time."""
+        return self.pinned or (self._live if self.paused else None)
+
     def show_gpu(self, uuid: str | None) -> None:
         """Keep the trees of GPU time and idle GPU time to one device (None: all); others know no devices."""
         self._stale |= self.tree in GPU_TREES and uuid != self.gpu
@@ -139,8 +144,10 @@ class TreeFeed:
         self._stale = True
 
     def restart(self) -> None:
-        """After a reconnect: whatever was asked will not be answered."""
-        self._answered, self._stale, self._live = True, True, None
+        """After a reconnect: whatever was asked will not be answered. A paused tree stays in its time."""
+        self._answered, self._stale = True, True
+        if not self.paused:
+            self._live = None
 
     def due(self, local_ns: int, now_ns: int, span: tuple[int, int] | None) -> Query | None:
         """The query to send now, or None. `local_ns` paces; `now_ns` is the node's clock; `span` is a file's

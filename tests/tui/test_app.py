@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -247,6 +248,19 @@ async def test_nothing_works_in_eighty_columns(bare_node: str) -> None:
         notice = next(place for place, line in enumerate(lines) if "libnvidia-ml" in line)
         charts = screen_of(app).charts.region.y
         assert charts - notice <= 2
+
+
+async def test_a_hint_in_a_recording_names_the_machine_that_it_is_for(fake_node: ModuleType) -> None:
+    node = fake_node.FakeNode(2, cpu=False)
+    now = node.hello.mono_ns
+    node.fill(now - 5 * 10**9, now)
+    node.history.set_gpus(replace(node.history.gpus, lost=[node.gpus[1].uuid]))
+    app = GpuprofApp(HistoryTransport(node.history, "run.gpuprof"))
+    async with app.run_test(notifications=True, size=(160, 40)) as pilot:
+        await shows(pilot, "on node17: Start it with sudo.")
+        await shows(pilot, "lost: the driver did not answer for it any more")
+        await pilot.press("m")
+        await shows(pilot, "→ on node17: Start it with sudo.")
 
 
 async def test_no_sampler_is_said_and_retried(tmp_path: Path) -> None:

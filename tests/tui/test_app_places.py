@@ -22,6 +22,7 @@ from gpuprof.tui.screens.notes import NotesScreen
 from gpuprof.tui.screens.page import PageText
 from gpuprof.tui.screens.placing import LEAST_COLUMNS, LEAST_ROWS
 from gpuprof.tui.transports import HistoryTransport, SocketTransport
+from gpuprof.tui.tree_feed import TreeFeed
 from gpuprof.tui.widgets import header, summary
 from gpuprof.tui.widgets.styled import Line
 
@@ -141,7 +142,7 @@ def test_a_summary_in_few_rows_says_how_to_see_the_rest(rows: int) -> None:
     session: Any = type("Session", (), {})()
     text = " ".join(f"word{number}" for number in range(60))
     session.tree = type("Tree", (), {"summary": text})()
-    session.feed = type("Feed", (), {"pinned": None})()
+    session.feed = TreeFeed()
     lines = summary.summary_lines(session, DARK, 80, rows)
     said = words(" ".join(line.text for line in lines))
     assert all(line.cells <= 80 for line in lines)

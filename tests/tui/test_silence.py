@@ -13,6 +13,7 @@ from gpuprof.snapshots.frames import Readings, SeriesDef, SourceStatus, Status
 from gpuprof.tui.model import Model
 from gpuprof.tui.palette import DARK
 from gpuprof.tui.screens.notes import notes_of
+from gpuprof.tui.tree_feed import TreeFeed
 from gpuprof.tui.widgets import header
 
 SECOND = 10**9
@@ -49,6 +50,6 @@ def test_a_source_without_a_reason_is_noted_without_one() -> None:
     sources = [SourceStatus("cpu", "starting"), SourceStatus("gpu", "off", "no process", "start one")]
     model = Model()
     model.apply(Status(1, sources, 1, 2, 3, 4))
-    session: Any = SimpleNamespace(model=model, feed=SimpleNamespace(tree="cpu", pinned=None), tree=None)
+    session: Any = SimpleNamespace(model=model, feed=TreeFeed(), tree=None)
     (found,) = [rows for title, rows in notes_of(session) if title == "Sources"]
     assert found == [("CPU stacks", "starting"), ("GPU time", "off: no process"), ("", "→ start one")]

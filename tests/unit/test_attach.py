@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuprof.snapshots.errors import EXIT_NO_PERMISSION, EXIT_UNAVAILABLE, GpuprofError
+from gpuprof.snapshots.errors import EXIT_FAILED, EXIT_NO_PERMISSION, EXIT_UNAVAILABLE, GpuprofError
 from gpuprof.snapshots.frames import SourceStatus
 from gpuprof.tui import arguments, attach, attach_marks, command, control
 from gpuprof.tui.attach_requests import AttachRequests
@@ -91,9 +91,9 @@ def test_what_the_command_says(
         outcomes[pid] = attach.Attached(pid, pid, 500, False)
     outcomes[3] = attach.AttachError("loaded", "it has the library already")
     outcomes[4] = attach.AttachError("traced", "gdb debugs it")
-    assert attach.attach_all([1]) == 0
-    assert attach.attach_all([2]) == 0
-    assert attach.attach_all([1, 3, 4]) == 1
+    assert attach.attach_all([1]) == (0, 0)
+    assert attach.attach_all([2]) == (0, 0)
+    assert attach.attach_all([1, 3, 4]) == (1, EXIT_UNAVAILABLE)
     said = capsys.readouterr().out.splitlines()
     assert said[0].endswith("; its GPU time is being recorded")
     assert said[1].endswith("; not recorded now: kineto is there")
@@ -102,12 +102,33 @@ def test_what_the_command_says(
         attach.attach_all([4])
 
 
+def test_one_that_fails_keeps_no_other_from_being_attached_to(
+    outcomes: dict[int, attach.Attached | GpuprofError], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The exit code is that of the first that failed, in whatever way."""
+    for pid in (1, 2, 5):
+        outcomes[pid] = attach.Attached(pid, pid, 500, False)
+    with pytest.raises(GpuprofError) as silent:
+        attach.parse_answer(3, "")
+    outcomes[3] = silent.value
+    outcomes[4] = attach.AttachError("user", "it belongs to ada", "sudo gpuprof-tui attach 4")
+    for pids, code in (([1, 4, 2], EXIT_NO_PERMISSION), ([3, 4, 1], EXIT_FAILED), ([1, 2], 0)):
+        assert command.main(["attach", "--no-screen", *map(str, pids)]) == code
+        said = capsys.readouterr()
+        assert said.err == ""
+        of_each = [line for line in said.out.splitlines() if line.startswith("pid ")]
+        assert [int(line.split()[1].rstrip(":")) for line in of_each] == pids
+        assert ("pid 4: it belongs to ada\n  sudo gpuprof-tui attach 4" in said.out) == (4 in pids)
+    assert command.main(["attach", "4", "5"]) == EXIT_NO_PERMISSION
+    assert "No sampler listens yet" in capsys.readouterr().out
+
+
 def test_the_screen_opens_only_where_nobody_records_and_there_is_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shown: list[bool] = []
     monkeypatch.setattr(command, "_live", lambda options: shown.append(True) or 0)
-    monkeypatch.setattr(attach, "attach_all", len)
+    monkeypatch.setattr(attach, "attach_all", lambda pids: (len(pids), EXIT_UNAVAILABLE * (len(pids) - 1)))
     monkeypatch.setattr(os, "isatty", lambda fd: False)
     assert command.main(["attach", "5"]) == 0
     assert "No sampler listens yet" in capsys.readouterr().out
@@ -116,6 +137,8 @@ def test_the_screen_opens_only_where_nobody_records_and_there_is_a_terminal(
     assert shown == []
     assert command.main(["attach", "5"]) == 0
     assert shown == [True]
+    assert command.main(["attach", "5", "6"]) == EXIT_UNAVAILABLE  # one failed, and the other is shown
+    assert shown == [True, True]
 
 
 def test_the_state_of_a_ring() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 from datetime import datetime
@@ -118,6 +120,48 @@ def _run(*argv: str, **more: object) -> subprocess.CompletedProcess[str]:
         check=False,
         **more,
     )
+
+
+def _interrupted_while_loading(module: str, start: str, *argv: str, ignored: bool = False) -> tuple[int, str]:
+    """Exit status and standard error of what `start` (Python code) starts, with a Ctrl-C while `module`
+    loads."""
+    code = (
+        "import signal, sys, time\n"
+        f"{'signal.signal(signal.SIGINT, signal.SIG_IGN)' if ignored else ''}\n"
+        "class Slow:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == {module!r}:\n"
+        "            print('loading', flush=True)\n"
+        f"            time.sleep({0.2 if ignored else 60})\n"
+        "sys.meta_path.insert(0, Slow())\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code + start, *argv],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stdout.readline() == "loading\n"
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    return process.returncode, err
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_ctrl_c_while_modules_load_says_nothing(ignored: bool) -> None:
+    """By what pyproject.toml names as the command. A shell takes the signal for 130; where it is ignored, as
+    in the background of a script, the command goes on."""
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    script = re.search(r'^gpuprof-tui = "([\w.]+):(\w+)"$', text, re.MULTILINE)
+    assert script is not None
+    start = f"from {script[1]} import {script[2]} as main\nsys.exit(main())"
+    done = _interrupted_while_loading("gpuprof.tui.command", start, "--version", ignored=ignored)
+    assert done == (0 if ignored else -signal.SIGINT, "")
+
+
+def test_ctrl_c_while_the_modules_of_a_sampler_load_says_nothing() -> None:
+    """That of `gpuprof-tui sampler`, which runs in the foreground."""
+    start = "import runpy; runpy.run_module('gpuprof.sampler', run_name='__main__', alter_sys=True)"
+    assert _interrupted_while_loading("gpuprof.sampler.ahead", start) == (-signal.SIGINT, "")
 
 
 @pytest.mark.parametrize("verb", ["report", "open"])
@@ -337,6 +381,8 @@ def test_an_option_that_is_refused_says_why(snapshot: str, argv: list[str], word
         (["--host", "a", "record", "-o", "f"], "ssh NODE gpuprof-tui record"),
         (["--host", "a", "--host", "b"], "a screen shows one node"),
         (["--hz", "5", "report", "f"], "--hz is for a sampler"),
+        (["report", "f", "--depth", "80"], "add --json"),
+        (["report", "f", "--json", "--depth", "0"], "no number of rows"),
         (["--no-service", "demo"], "--no-service is for a sampler"),
         (["--offcpu-all", "open", "f"], "--offcpu-all is for a sampler"),
         (["record", "-o", "f", "--offcpu-threshold", "x"], "not between 0 and 4000 ms"),

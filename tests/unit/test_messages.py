@@ -170,7 +170,7 @@ def test_what_a_service_would_not_do_is_refused_before_anything_is_attached(
 ) -> None:
     path, attached = str(tmp_path / "s"), list[int]()
     monkeypatch.setattr(sampler_process, "SERVICE_SOCKET", path)
-    monkeypatch.setattr(attach, "attach_all", lambda pids: attached.extend(pids) or 0)
+    monkeypatch.setattr(attach, "attach_all", lambda pids: attached.extend(pids) or (0, 0))
     with socket.socket(socket.AF_UNIX) as service:
         service.bind(path)
         service.listen()

@@ -170,8 +170,9 @@ def gauge(model: Model, gpu: GpuFacts, width: int, palette: Palette) -> Line:
     text, dim = ink(palette.text), ink(palette.dim)
     line = Line().add(f" GPU{gpu.index} ", ink(palette.text, bold=True))
     if gpu.uuid in model.lost_gpus:
+        now = "lost: the driver no longer answers for it (see dmesg, nvidia-smi)"
         return line.add(
-            "lost: the driver no longer answers for it (see dmesg, nvidia-smi)", ink(palette.error)
+            now if model.live else "lost: the driver did not answer for it any more", ink(palette.error)
         )
     roomy = width >= 88
     cells = 16 if roomy else 10

@@ -1,5 +1,5 @@
-"""What the answer says about the range: the main answer of the program, in as many lines as it needs and the
-screen has room for."""
+"""What the answer says about the range, and what of the range it cannot know: the main answer of the program,
+in as many lines as it needs and the screen has room for."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from gpuprof.snapshots.names import clean, fit
 from gpuprof.snapshots.work_frames import Counted
 from gpuprof.tui.palette import Palette
 from gpuprof.tui.session import Session
+from gpuprof.tui.timescale import duration_text, wall_text
 from gpuprof.tui.units import with_unit
 from gpuprof.tui.widgets.styled import Line, ink, wrap
 
@@ -23,11 +24,28 @@ def rows_for_summary(height: int) -> int:
 
 
 def summary_parts(session: Session) -> list[str]:
-    """What there is to say, a text for each device and one for the work rates of a pinned range."""
-    said = session.tree.summary.split(SUMMARY_SEPARATOR) if session.tree and session.tree.summary else []
+    """What there is to say: what of the range is not known, a text for each device, and one for the work
+    rates of a pinned range."""
+    missing = missing_text(session)
+    said = [missing] if missing else []
+    said += session.tree.summary.split(SUMMARY_SEPARATOR) if session.tree and session.tree.summary else []
     if session.feed.pinned is not None and session.rates.pinned:
         said.append(", ".join(rate_text(name, counted) for name, counted in session.rates.pinned))
     return [clean(part, MAX_PART) for part in said]
+
+
+def missing_text(session: Session) -> str:
+    """That a range that stays begins before the sampler's history, as after a restart of the sampler, and how
+    much of it that is; empty where all of it is there."""
+    held, status = session.feed.held, session.model.status if session.feed.held else None
+    if held is None or status is None or not session.model.live or held[0] >= status.history_start_ns:
+        return ""
+    began = wall_text(session.model.wall_ns(status.history_start_ns), 10**8)
+    if held[1] <= status.history_start_ns:
+        way_out = "Esc lets go of it" if session.feed.pinned is not None else "space goes on"
+        return f"Nothing of this range is in the sampler's history, which begins at {began} ({way_out})"
+    length = duration_text(status.history_start_ns - held[0])
+    return f"The first {length} of this range are not in the sampler's history, which begins at {began}"
 
 
 def summary_lines(session: Session, palette: Palette, width: int, at_most: int) -> list[Line]:

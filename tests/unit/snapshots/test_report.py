@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 
 from gpuprof.snapshots import tree as trees
 from gpuprof.snapshots.errors import EXIT_USAGE, GpuprofError
+from gpuprof.snapshots.file import SnapshotWriter, read_snapshot
 from gpuprof.snapshots.frames import Clock, FrameKind, GpuFacts, Gpus, Query, SourceStatus, Status
 from gpuprof.snapshots.history import History
 from gpuprof.snapshots.names import width
@@ -128,6 +130,29 @@ def test_text_has_the_facts_and_the_tree(history: History) -> None:
     ]
     assert any("GPU 0 utilization %" in line for line in lines)
     assert "\x1b" not in text
+
+
+def test_a_hint_in_a_file_names_the_machine_that_it_is_for(history: History, tmp_path: Path) -> None:
+    """A reader sits elsewhere; and what only leads to a recording is of no use beside one."""
+    sources = [
+        SourceStatus("cpu", "failed", "bcc is not installed", "Install it with: apt install python3-bpfcc"),
+        SourceStatus("nvml", "off", "No NVML", "Without one, a recording can be opened: `gpuprof-tui demo`."),
+        SourceStatus("offcpu", "off", "nothing is followed", "start it with --offcpu-all"),
+    ]
+    history.set_status(Status(START, sources, 1, 2, 3, 4))
+    with SnapshotWriter(str(tmp_path / "a.gpuprof"), history.hello) as writer:
+        writer.write(history.frames_between(*history.span))
+    opened = read_snapshot(tmp_path / "a.gpuprof").history
+    lines = text_report(opened, replace(ALL, start_ns=START, end_ns=START + 11 * S), columns=200).split("\n")
+    assert [line for line in lines if line.startswith("source")] == [
+        "source    cpu failed: bcc is not installed (on node17: Install it with: apt install python3-bpfcc); "
+        "4 samples, 0 lost",
+        "source    nvml off: No NVML; 2 readings, 0 lost",
+        "source    offcpu off: nothing is followed (on node17: start it with --offcpu-all); 0 lost",
+    ]
+    with pytest.raises(GpuprofError, match="no off-CPU time was recorded here") as caught:
+        opened.query(replace(ALL, tree="offcpu"))
+    assert caught.value.hint == "on node17: start it with --offcpu-all"
 
 
 def test_a_range_is_said(history: History) -> None:
