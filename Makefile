@@ -21,15 +21,15 @@ setup: .venv/ready ## prepare .venv with the gpuprof-tui command (installs what 
 run: .venv/ready ## start the monitor
 	@.venv/bin/gpuprof-tui
 
-# Tests that need neither root, a compiler nor a terminal of their own run on all cores, those of the injection library, which wait much, two at a
-# time; the others one by one, since they measure the machine.
+# Tests that measure nothing run side by side, by two processes more than there are cores: those of the injection library and those that attach
+# or record wait much, and come first, since they take longest. The others run one by one: they measure the machine, or sample all of it.
 PTY_TESTS := $(wildcard tests/tui/test_*_pty.py)
+WAITING_TESTS := tests/native tests/root/test_attach.py tests/root/test_record.py
 
 test: .venv/ready-test ## the whole test suite (as root, the eBPF tests too)
 	@failed=0; \
-	$(PY) -m pytest -n auto --dist loadfile tests/unit tests/formats tests/tui $(PTY_TESTS:%=--ignore=%) || failed=1; \
-	$(PY) -m pytest -n 2 --dist loadfile tests/native || failed=1; \
-	$(PY) -m pytest $(PTY_TESTS) tests/root || failed=1; \
+	$(PY) -m pytest -n $$(($$(nproc) + 2)) --dist loadfile --no-loadscope-reorder $(WAITING_TESTS) tests/unit tests/formats tests/tui $(PTY_TESTS:%=--ignore=%) || failed=1; \
+	$(PY) -m pytest $(PTY_TESTS) tests/root $(WAITING_TESTS:%=--ignore=%) || failed=1; \
 	exit $$failed
 
 test-root: .venv/ready-test ## only the tests that load eBPF programs

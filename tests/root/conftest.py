@@ -38,12 +38,11 @@ class Sampling:
         self.stacks = CpuStacks(self.history, StackPrograms.load(hz), hz)
 
     def for_seconds(self, seconds: float) -> tuple[int, int]:
-        """Wait, and until what came in that time is named; begin and end of the time."""
+        """Wait, and until what came in that time is in the history, named; begin and end of the time."""
         begin = time.monotonic_ns()
         time.sleep(seconds)
         end = time.monotonic_ns()
-        self.stacks.settle(30.0)
-        time.sleep(0.5)  # what is named later than it comes
+        assert self.stacks.settle(30.0)
         return begin, end
 
     def rows(self, span: tuple[int, int], pids: Sequence[int] = ()) -> Rows:

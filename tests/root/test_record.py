@@ -1,4 +1,6 @@
-"""`gpuprof-tui record` as root and under sudo: whose file, whose command, what a full disk leaves."""
+"""`gpuprof-tui record` as root and under sudo: whose file, whose command, what a full disk leaves. Nothing is
+sampled: the service is one that the test fills.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,20 +18,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 from machine_time import PATIENCE_S
-from recorders import wait_until_it_records
+from recorders import record, wait_until_it_records
 
 from gpuprof.sampler import endpoint
 from gpuprof.sampler.server import Server
-from gpuprof.snapshots.errors import EXIT_NO_PERMISSION, EXIT_UNAVAILABLE, FileError
+from gpuprof.snapshots.errors import EXIT_NO_PERMISSION, EXIT_UNAVAILABLE
 from gpuprof.snapshots.file import read_snapshot
 from gpuprof.snapshots.frames import FrameKind, Hello, ProcessDef, Query, SourceStatus, Status
 from gpuprof.snapshots.history import History
-from gpuprof.snapshots.report import text_report
 
 pytestmark = pytest.mark.root
 
 SECOND = 10**9
-COMMAND = [sys.executable, "-I", "-c", "import sys; from gpuprof.tui.command import main; sys.exit(main())"]
 
 
 class Service:
@@ -88,17 +87,6 @@ def service(tmp_path: Path) -> Iterator[Service]:
     made = Service(str(tmp_path / "s.sock"))
     yield made
     made.stop()
-
-
-def record(*argv: str, environ: dict[str, str] | None = None) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [*COMMAND, "record", *argv],
-        env={**os.environ, **(environ or {})},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
 
 def test_what_was_sampled_while_the_command_ran_is_in_the_file(service: Service, tmp_path: Path) -> None:
@@ -385,56 +373,3 @@ def test_a_device_is_no_place_for_a_recording(service: Service, device: str) -> 
     assert f"{device} is a device" in err
     assert "--force" not in err
     assert os.path.exists(device)
-
-
-def test_a_recorder_that_is_killed_leaves_most_and_reading_meanwhile_is_no_fault(tmp_path: Path) -> None:
-    path = tmp_path / "a.gpuprof"
-    process = record("--no-service", "-o", str(path))
-    lines = []
-    assert process.stderr is not None
-    while not any("recording to" in line for line in lines):
-        lines.append(process.stderr.readline())
-    assert "getting ready" in lines[0]
-    deadline, early = time.monotonic() + PATIENCE_S, set()
-    while time.monotonic() < deadline:
-        time.sleep(0.2)
-        try:
-            opened = read_snapshot(path)
-        except FileError as error:
-            early.add("is still being recorded" in error.message)
-            continue
-        assert opened.damage is None
-        assert opened.growing is not None
-        break
-    assert early <= {True}
-    process.kill()
-    process.communicate(timeout=PATIENCE_S)
-    left = read_snapshot(path)
-    assert left.growing is None
-    assert left.damage is not None
-    assert "it was not closed: the first" in left.damage
-    first, last = left.history.span
-    assert last - first > 0.5 * SECOND
-
-
-def test_record_and_report_say_the_same_numbers(tmp_path: Path) -> None:
-    path = tmp_path / "a.gpuprof"
-    process = record("--no-service", "-o", str(path), "--for", "2s", "--", "sh", "-c", "while :; do :; done")
-    _, err = process.communicate(timeout=60)
-    found = re.search(r"wrote .*: ([\d.]+) s, ([\d,]+) CPU samples", err)
-    assert found is not None, err
-    history = read_snapshot(path).history
-    text = text_report(history, Query(1, "cpu", *history.span))
-    assert f"({found[1]} s)" in text.split("\n")[1]
-    assert f"source    cpu ok; {found[2]} samples, 0 lost" in text
-    assert f"{found[2].replace(',', '')} CPU samples" in text
-
-
-def test_a_whole_sampler_of_its_own(tmp_path: Path) -> None:
-    path = tmp_path / "a.gpuprof"
-    process = record("--no-service", "-o", str(path), "--for", "1.2s")
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 0, err
-    defs, columns = read_snapshot(path).history.readings_between(0, 1 << 62)
-    assert "core_busy_ns" in {series.metric for series in defs.values()}
-    assert len(columns["value"]) > 0
