@@ -56,7 +56,6 @@ MAX_EPOCHS = 4  # in one chunk
 EPOCH_NS = 5 * 10**9  # after its last record an epoch is forgotten
 MAX_SPANS = 64  # that are over and not yet taken
 STAYS = "CUPTI stays loaded"  # bpf/inject/park.c says so while the process makes graphs
-OPENING_NS = 5_000_000_000  # the longest wait for the probes of a watch
 MAX_LOST = 1 << 40  # larger counts in a header are not counts
 
 Columns = dict[str, NDArray[Any]]
@@ -125,19 +124,19 @@ class GpuSession:
         self.makes_graphs = self.makes_graphs or stays
         if stays or self.facts.state in {"recording", "detaching"}:
             self.had_cupti = True
+            if self.graphs is not None:
+                self._ring.hold(0)  # what is left of it must not lengthen the next pause
             self.stop_watching()
             return
         if self.graphs is None:
             if self.had_cupti and not self.makes_graphs:
                 return
-            self._ring.hold(time.monotonic_ns() + OPENING_NS)
+            self._ring.hold(time.monotonic_ns() + HOLD_NS)  # the probes take their time
             self.graphs = GraphWatch(self.pid, source)
-            self._ring.hold(0)
         allowed = self.graphs.allows(now_ns)
         self.makes_graphs = self.makes_graphs or self.graphs.made
         self.waits_for = "" if allowed or self.paused else self.graphs.words(now_ns)
-        if not allowed:
-            self._ring.hold(time.monotonic_ns() + HOLD_NS)
+        self._ring.hold(0 if allowed else time.monotonic_ns() + HOLD_NS)
 
     def stop_watching(self) -> None:
         """CUPTI is in use, or the process is gone."""

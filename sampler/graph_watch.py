@@ -36,7 +36,7 @@ FUNCTIONS = {
 }
 
 QUIET_NS = 400_000_000  # without such a call
-HOLD_NS = 400_000_000  # a hold is renewed every 0.1 to 0.3 s, and the library looks at it every 50 ms
+HOLD_NS = 5_000_000_000  # it is renewed in every round, of which one in which many are found may take seconds
 CAPTURE_NS = 30_000_000_000  # a capture of which nothing was heard for so long ended otherwise
 FEW_AFTER_NS = 10_000_000_000  # then who makes few a second is not held back any longer
 FEW_PER_S = 100.0

@@ -124,6 +124,7 @@ PARAMS_FIELDS = {
 STREAM_FIELDS = {"stream": "hStream"}
 EVENT_FIELDS = {"event": "hEvent"}
 RECORD_FIELDS = {"event": "hEvent", "stream": "hStream"}
+CAPTURES = ("BeginCapture_v2", "BeginCapture_v2_ptsz", "EndCapture", "EndCapture_ptsz", "BeginCaptureToGraph")
 EVENT_RECORDS = ("Record", "Record_ptsz", "RecordWithFlags", "RecordWithFlags_ptsz")
 NEWER = {"allowMultipleSubscribers"}  # CUDA 13.0 does not have it yet
 NUMBERS = {
@@ -209,6 +210,7 @@ def layout_program(headers: str, abi: str) -> str:
         ("cupti_subscriber_params", "CUpti_SubscriberParams", PARAMS_FIELDS),
         ("cuda_stream_params", "cuStreamSynchronize_params", STREAM_FIELDS),
         ("cuda_stream_params", "cuStreamSynchronize_ptsz_params", STREAM_FIELDS),
+        *(("cuda_stream_params", f"cuStream{name}_params", STREAM_FIELDS) for name in CAPTURES),
         ("cuda_event_params", "cuEventSynchronize_params", EVENT_FIELDS),
         *(("cuda_event_params", f"cuEvent{name}_params", RECORD_FIELDS) for name in EVENT_RECORDS),
     ]:
