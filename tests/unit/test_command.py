@@ -20,7 +20,7 @@ from gpuprof.snapshots.errors import EXIT_BAD_FILE, EXIT_USAGE, GpuprofError
 from gpuprof.snapshots.file import SnapshotWriter
 from gpuprof.snapshots.frames import FrameKind, Hello, ProcessDef
 from gpuprof.snapshots.history import History
-from gpuprof.tui import arguments, command
+from gpuprof.tui import argument_values, arguments, command
 
 
 @pytest.mark.parametrize("host", ["-oProxyCommand=touch /tmp/x", "-", "", "a b", "a\nb", "a\x1b[2J", "--"])
@@ -44,13 +44,13 @@ def test_the_ssh_command_line() -> None:
 
 @pytest.mark.parametrize(("text", "seconds"), [("60s", 60), ("90", 90), ("1.5m", 90), ("2h", 7200)])
 def test_durations(text: str, seconds: float) -> None:
-    assert arguments.duration(text) == seconds
+    assert argument_values.duration(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "s", "0", "-3s", "nan", "inf", "1d", "1e9h"])
 def test_durations_that_are_none(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError):
-        arguments.duration(text)
+        argument_values.duration(text)
 
 
 def test_everything_after_two_dashes_is_the_command() -> None:
