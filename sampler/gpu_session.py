@@ -120,17 +120,17 @@ class GpuSession:
         Once CUPTI is in use the library knows by itself. In the pauses of a budget only a process that has
         made some is watched.
         """
-        stays = STAYS in self.facts.message
+        facts = self.facts  # up to a second old: a window of a budget may lie between two looks
+        stays = STAYS in facts.message
+        in_use = stays or facts.state in {"recording", "detaching"}
+        self.had_cupti = self.had_cupti or in_use or self.paused or facts.epoch != self._first.epoch
         self.makes_graphs = self.makes_graphs or stays
-        if stays or self.facts.state in {"recording", "detaching"}:
-            self.had_cupti = True
+        if in_use or (self.had_cupti and not self.makes_graphs):
             if self.graphs is not None:
                 self._ring.hold(0)  # what is left of it must not lengthen the next pause
             self.stop_watching()
             return
         if self.graphs is None:
-            if self.had_cupti and not self.makes_graphs:
-                return
             self._ring.hold(time.monotonic_ns() + HOLD_NS)  # the probes take their time
             self.graphs = GraphWatch(self.pid, source)
         allowed = self.graphs.allows(now_ns)

@@ -37,6 +37,11 @@ def dear(kit: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return kit.build(tmp_path_factory.mktemp("dear_graphs"), library=[*flags(), *costs])
 
 
+def listened(program: Any, listen: Listen) -> tuple[Any, Any]:
+    """One who listens, and one who only reads and stays."""
+    return listen(program), listen(program, lock=False)
+
+
 def in_use(program: Any) -> tuple[int, int]:
     """Subscribers, and kinds of activity that are recorded."""
     counters = program.counters
@@ -60,8 +65,7 @@ def test_who_leaves_while_graphs_are_made_gets_a_finalize_later(
     start: Start, listen: Listen, kit: Any, careful: Any
 ) -> None:
     program = start(which=careful).init()
-    listener = listen(program)
-    watcher = listen(program, lock=False)
+    listener, watcher = listened(program, listen)
     program.ask(f"graphs {EACH_US}")
     program.launch(101, "known")
     listener.expect(101)
@@ -108,8 +112,7 @@ def test_a_listener_who_comes_while_a_detach_is_wanted(
 ) -> None:
     """The process makes no call after the last graph, so that nothing can finalize."""
     program = start(which=careful).init()
-    listener = listen(program)
-    watcher = listen(program, lock=False)
+    listener, watcher = listened(program, listen)
     program.ask(f"graphs {EACH_US}")
     listener.close()
     watcher.reach("waiting")
@@ -128,8 +131,7 @@ def test_a_graph_after_the_detach_is_wanted_puts_it_off(
     start: Start, listen: Listen, kit: Any, careful: Any
 ) -> None:
     program = start(which=careful).init()
-    listener = listen(program)
-    watcher = listen(program, lock=False)
+    listener, watcher = listened(program, listen)
     listener.close()
     watcher.reach("detaching")
     program.ask(f"graphs {EACH_US}")
@@ -147,8 +149,7 @@ def test_one_that_takes_long_is_waited_for(
     start: Start, listen: Listen, kit: Any, careful: Any, what: str
 ) -> None:
     program = start(which=careful).init()
-    listener = listen(program)
-    watcher = listen(program, lock=False)
+    listener, watcher = listened(program, listen)
     takes_s = 4 * QUIET_S
     began = time.monotonic()
     program.ask(f"instantiate {int(takes_s * 1e9)}" if what == "instantiate" else "capture 1")
@@ -167,8 +168,7 @@ def test_a_capture_that_never_ends_is_not_waited_for_for_ever(
     start: Start, listen: Listen, kit: Any, careful: Any
 ) -> None:
     program = start(which=careful).init()
-    listener = listen(program)
-    watcher = listen(program, lock=False)
+    listener, watcher = listened(program, listen)
     program.ask("capture 1")
     began = time.monotonic()
     listener.close()
@@ -184,8 +184,7 @@ def test_calls_that_were_under_way_at_the_attach_do_not_count(
     program = start(which=careful).init()
     program.ask("capture 1")
     program.ask(f"instantiate {int(0.5e9)}")
-    listener = listen(program)
-    watcher = listen(program, lock=False)
+    listener, watcher = listened(program, listen)
     program.ask("endcapture 1")
     time.sleep(0.5 + QUIET_S)
     listener.close()
@@ -199,8 +198,7 @@ def test_the_end_of_another_capture_is_not_that_of_one_that_goes_on(
     """One that was begun before the attach ends; one is begun twice, as its end was not seen; one fails."""
     program = start(which=careful).init()
     program.ask("capture 1")
-    listener = listen(program)
-    watcher = listen(program, lock=False)
+    listener, watcher = listened(program, listen)
     for line in ("capture 2", "endcapture 1", "capture 2", "capture -1"):
         program.ask(line)
     began = time.monotonic()
@@ -218,8 +216,7 @@ def test_a_capture_that_was_forgotten_does_not_hold_for_ever_a_process_that_make
     start: Start, listen: Listen, kit: Any, careful: Any
 ) -> None:
     program = start(which=careful).init()
-    listener = listen(program)
-    watcher = listen(program, lock=False)
+    listener, watcher = listened(program, listen)
     program.ask("capture 1")
     listener.close()
     watcher.reach("waiting")
@@ -235,8 +232,7 @@ def test_callbacks_that_only_a_detach_needs_go_with_it(
     start: Start, listen: Listen, kit: Any, careful: Any
 ) -> None:
     program = start(which=careful).init()
-    listener = listen(program)
-    watcher = listen(program, lock=False)
+    listener, watcher = listened(program, listen)
     enabled = program.counters["callbacks_enabled"]
     program.ask(f"graphs {EACH_US}")
     listener.close()
@@ -362,8 +358,7 @@ def test_windows_of_a_budget_are_whole_while_graphs_are_made(
 
 def test_an_end_while_it_is_parked_loses_nothing(start: Start, listen: Listen, careful: Any) -> None:
     program = start(which=careful).init()
-    listener = listen(program)
-    watcher = listen(program, lock=False)
+    listener, watcher = listened(program, listen)
     program.ask(f"graphs {EACH_US}")
     program.launch(101, "known")
     listener.close()

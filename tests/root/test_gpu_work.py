@@ -5,7 +5,6 @@ numbers from known call paths, and processes that end in the middle.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import shutil
 import signal
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mock_kit import NATIVE, TIMEOUT_S, load_kit, wait_until
 
 from gpuprof.bpf.programs import StackPrograms
 from gpuprof.sampler import gpu_discovery
@@ -31,7 +31,6 @@ pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="ne
 
 WORKLOADS = Path(__file__).parent / "workloads"
 INJECT = Path(__file__).parents[2] / "bpf" / "inject"
-NATIVE = Path(__file__).parents[1] / "native"
 FLAGS = ["-O2", "-std=gnu11", "-fomit-frame-pointer"]
 RING_NAME = f"gpuprof-test-{os.getpid()}"  # another sampler of this machine shall not find it first
 NOP_FLAGS = [
@@ -40,7 +39,6 @@ NOP_FLAGS = [
 GPU = "GPU-01020304-0506-0708-090a-0b0c0d0e0f10"
 ADD_KERNEL = "at::native::vectorized_elementwise_kernel"  # template arguments are cut off below
 FORWARD_GEMM, BACKWARD_ADD, COPIES = 1009, 503, 101  # as fake_gpu launches them
-TIMEOUT_S = 60.0
 
 
 @dataclass
@@ -86,13 +84,6 @@ class Sampler:
 
     def wait_for_rows(self, pid: int, count: int) -> None:
         wait_until(lambda: self.rows(pid) >= count)
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")
@@ -343,15 +334,9 @@ def test_a_burst_of_launches_costs_no_cpu_samples(
 
 
 @pytest.fixture
-def mocked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, dict[str, str]]:
+def mocked(tmp_path: Path) -> tuple[Path, dict[str, str]]:
     """A CUDA program on the mock driver, and the environment that has it load the real injection library."""
-    spec = importlib.util.spec_from_file_location("injected", NATIVE / "injected.py")
-    assert spec is not None
-    assert spec.loader is not None
-    kit = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "injected", kit)  # dataclasses look their module up
-    spec.loader.exec_module(kit)
-    built = kit.build(tmp_path, ring_name=RING_NAME)
+    built = load_kit().build(tmp_path, ring_name=RING_NAME)
     program = tmp_path / "mock_train"
     driver = tmp_path / "libcuda.so.1"
     link = [str(driver), "-Wl,-rpath,$ORIGIN"]

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from mock_kit import load_kit, wait_until
 
 from gpuprof.bpf.programs import StackPrograms
 from gpuprof.sampler import gpu_discovery, graph_watch
@@ -24,28 +23,18 @@ from gpuprof.snapshots.history import History
 
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 
-NATIVE = Path(__file__).parents[1] / "native"
 RING_NAME = f"gpuprof-watch-{os.getpid()}"  # another sampler of this machine shall not find it first
 GPU = "GPU-01020304-0506-0708-090a-0b0c0d0e0f10"
-PATIENCE_S = 30.0
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
+def new_history() -> History:
+    now = time.monotonic_ns()
+    return History(Hello(1, "t", "", "", 2, now, time.time_ns(), "", os.getpid(), 99, 0, True))
 
 
 @pytest.fixture(scope="module")
 def kit() -> Any:
-    spec = importlib.util.spec_from_file_location("injected", NATIVE / "injected.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["injected"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return load_kit()
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +48,7 @@ def stacks() -> Iterator[CpuStacks]:
         programs = StackPrograms.load(99)
     except GpuprofError as error:
         pytest.skip(f"no eBPF here: {error}")
-    hello = Hello(1, "t", "", "", 2, time.monotonic_ns(), time.time_ns(), "", os.getpid(), 99, 0, True)
-    source = CpuStacks(History(hello), programs, 99)
+    source = CpuStacks(new_history(), programs, 99)
     source.start()
     yield source
     source.stop()
@@ -146,10 +134,7 @@ def test_a_process_without_a_driver_is_not_waited_for(watches: Callable[[int], G
 @pytest.fixture
 def work(stacks: CpuStacks, program: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[GpuWork]:
     monkeypatch.setattr(gpu_discovery, "NAME", f"/memfd:{RING_NAME}")
-    history = History(
-        Hello(1, "t", "", "", 2, time.monotonic_ns(), time.time_ns(), "", os.getpid(), 99, 0, True)
-    )
-    source = GpuWork(history, lambda: {GPU: {program.process.pid}}, lambda: stacks)
+    source = GpuWork(new_history(), lambda: {GPU: {program.process.pid}}, lambda: stacks)
     yield source
     source.stop()
 
@@ -194,10 +179,7 @@ def test_who_has_cupti_in_use_is_not_watched(
     """Attached within the driver's start, since a sampler was expected."""
     monkeypatch.setattr(gpu_discovery, "NAME", f"/memfd:{RING_NAME}")
     one = kit.Program(built, tmp_path, GPUPROF_EXPECT_LISTENER="1")
-    history = History(
-        Hello(1, "t", "", "", 2, time.monotonic_ns(), time.time_ns(), "", os.getpid(), 99, 0, True)
-    )
-    source = GpuWork(history, lambda: {GPU: {one.process.pid}}, lambda: stacks)
+    source = GpuWork(new_history(), lambda: {GPU: {one.process.pid}}, lambda: stacks)
     try:
         one.init()
         one.ask("graphs 2000")
@@ -230,10 +212,7 @@ def test_a_pause_that_ends_while_graphs_are_made_is_held(
     costs = ("-DCUPTI_CALL_NS=1.0", "-DCUPTI_RECORD_NS=500000.0", "-DGRAPHS_PAUSE_NS=500000000ull")
     dear = kit.build(tmp_path / "dear", ring_name=RING_NAME, library=costs)
     one = kit.Program(dear, tmp_path)
-    history = History(
-        Hello(1, "t", "", "", 2, time.monotonic_ns(), time.time_ns(), "", os.getpid(), 99, 0, True)
-    )
-    source = GpuWork(history, lambda: {GPU: {one.process.pid}}, lambda: stacks, budget_ppm=300_000)
+    source = GpuWork(new_history(), lambda: {GPU: {one.process.pid}}, lambda: stacks, budget_ppm=300_000)
     try:
         one.init()
         source.start()

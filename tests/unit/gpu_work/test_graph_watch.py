@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import queue
+import struct
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +14,8 @@ import pytest
 
 from gpuprof.bpf import syscalls
 from gpuprof.bpf.programs import GraphCalls
-from gpuprof.sampler import graph_watch
+from gpuprof.sampler import gpu_ring, graph_watch
+from gpuprof.sampler.gpu_session import GpuSession
 from gpuprof.sampler.graph_watch import (
     CAPTURE_NS,
     FEW_AFTER_NS,
@@ -227,3 +230,73 @@ def test_an_offset_that_no_file_has_is_left_out(tmp_path: Path, monkeypatch: pyt
 def test_the_kernel_is_not_asked_for_an_offset_that_does_not_fit() -> None:
     with pytest.raises(OSError, match="no offset of a file"):
         syscalls.open_uprobe(1, "/bin/true", 1 << 64, 0)
+
+
+class Held:
+    """A session and what its ring says: told(state, epoch, message) -> whether the process is watched."""
+
+    def __init__(self, session: GpuSession, writer: Any) -> None:
+        self.session, self.writer, self.calls = session, writer, Calls()
+        self.now = time.monotonic_ns()
+
+    def told(self, state: str, epoch: int, message: bytes = b"", after_ns: int = 0) -> bool:
+        struct.pack_into("<II", self.writer.map, 28, epoch, gpu_ring.STATES.index(state))
+        self.writer.map[608:864] = message.ljust(256, b"\0")
+        self.now += after_ns
+        self.session.look(self.now)
+        self.session.watch_graphs(self.calls, self.now)  # type: ignore[arg-type]
+        return self.session.graphs is not None
+
+    @property
+    def is_held(self) -> bool:
+        return int(self.writer.words[1232 // 8]) > time.monotonic_ns()
+
+
+@pytest.fixture
+def held(session: GpuSession, writer: Any, sites: Any) -> Held:
+    struct.pack_into("<II", writer.map, 28, 0, 0)
+    session.look(time.monotonic_ns())
+    session._first = session.facts
+    return Held(session, writer)
+
+
+def test_it_is_held_until_it_is_quiet_and_watched_until_cupti_is_in_use(held: Held, closed: Any) -> None:
+    assert held.told("waiting", 0)
+    assert held.is_held
+    assert held.told("waiting", 0, after_ns=2 * QUIET_NS)
+    assert not held.is_held
+    held.calls.seen = made(held.now)
+    assert held.told("waiting", 0)
+    assert held.is_held
+    assert not held.told("recording", 1)
+    assert not held.is_held  # what is left of a hold would lengthen a pause
+    assert closed.qsize() == 1
+
+
+def test_in_pauses_only_who_has_made_graphs_is_watched(held: Held, closed: Any) -> None:
+    assert held.told("waiting", 0)
+    assert not held.told("recording", 1)
+    assert not held.told("paused", 1)
+    assert not held.told("recording", 2, b"")
+    assert not held.told("paused", 2, b"paused; CUPTI stays loaded while the process makes CUDA graphs")
+    assert held.told("paused", 2, b"paused, to stay within --gpu-overhead")
+    assert held.is_held
+    assert not held.told("recording", 3)
+
+
+def test_a_window_that_no_look_saw_counts(held: Held, closed: Any) -> None:
+    """Windows of a budget may be shorter than the time between two looks."""
+    assert held.told("waiting", 0)
+    assert not held.told("paused", 1)
+    assert closed.qsize() == 1
+    assert not held.is_held
+
+
+def test_so_does_one_that_was_over_before_the_listener_left(held: Held) -> None:
+    assert held.told("waiting", 0)
+    assert not held.told("waiting", 1)
+
+
+def test_a_detach_that_is_wanted_is_not_watched(held: Held) -> None:
+    assert not held.told("detaching", 1)
+    assert held.session.had_cupti
