@@ -203,19 +203,23 @@ async def test_internal_frames_are_hidden_until_x(live: GpuprofApp, node_socket:
         session = live.session
         session.feed.paused = True
         await until(pilot, lambda: answered(live))
-        assert session.tree is not None
-        total, rows = float(session.tree.total_weight[0]), len(session.tree.parent)
-        await pilot.press("x")
-        await shows(pilot, "Py_BytesMain")
-        await shows(pilot, "__libc_start_main")
-        await shows(pilot, "internal frames shown (x)")
-        await until(pilot, lambda: answered(live))
-        assert session.tree.total_weight[0] == total
-        assert len(session.tree.parent) > rows
-        await pilot.press("x")
-        await shows(pilot, "internal frames hidden, x shows them")
-        await until(pilot, lambda: answered(live))
-        assert len(session.tree.parent) == rows
+        await pilot.pause(1.0)  # samples of the range's last moment come in after its first answer
+        found = []
+        for _ in range(2):
+            await pilot.press("x")
+            await shows(pilot, "Py_BytesMain")
+            await shows(pilot, "__libc_start_main")
+            await shows(pilot, "internal frames shown (x)")
+            await until(pilot, lambda: answered(live))
+            assert session.tree is not None
+            found.append((float(session.tree.total_weight[0]), len(session.tree.parent)))
+            await pilot.press("x")
+            await shows(pilot, "internal frames hidden, x shows them")
+            await until(pilot, lambda: answered(live))
+            found.append((float(session.tree.total_weight[0]), len(session.tree.parent)))
+        assert {total for total, _ in found} == {found[0][0]}
+        assert found[2:] == found[:2]
+        assert found[0][1] > found[1][1]
 
 
 @pytest.fixture
