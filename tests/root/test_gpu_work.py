@@ -350,6 +350,7 @@ def mocked(tmp_path: Path) -> tuple[Path, dict[str, str]]:
 def test_the_real_library_on_a_mocked_cupti(sampler: Sampler, mocked: tuple[Path, dict[str, str]]) -> None:
     """From the lock to the tree: attach, callbacks, probe, records, join."""
     program, environ = mocked
+    _, truncated = sampler.stacks.launch_losses()  # of the tests before
     process = subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ)
     try:
         assert line_of(process) == b"ready\n"
@@ -373,7 +374,7 @@ def test_the_real_library_on_a_mocked_cupti(sampler: Sampler, mocked: tuple[Path
         }
         wait_until(lambda: work.status().samples == 211 + 103 + 47)
         status = work.status()
-        assert (status.lost, status.invalid, status.unmatched, status.truncated) == (0, 0, 0, 0)
+        assert (status.lost, status.invalid, status.unmatched, status.truncated) == (0, 0, 0, truncated)
     finally:
         process.kill()
         process.communicate()
