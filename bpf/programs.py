@@ -208,16 +208,16 @@ class StackPrograms:
         GpuprofError without the program, or when the kernel refuses.
         """
         self.need("launch")
-        try:
-            return syscalls.open_uprobe(pid, path, offset, self.programs[LAUNCH])
-        except OSError as error:
-            raise GpuprofError(f"no uprobe: {error.strerror or error}", "", EXIT_UNAVAILABLE) from None
+        return self._open_uprobe(pid, path, offset, LAUNCH)
 
     def open_graph_probe(self, pid: int, path: str, offset: int, program: str) -> int:
         """Run a program of GRAPHS whenever process `pid` executes the instruction at a file offset; the
         returned descriptor ends it when closed. GpuprofError likewise.
         """
         self.need("graphs")
+        return self._open_uprobe(pid, path, offset, program)
+
+    def _open_uprobe(self, pid: int, path: str, offset: int, program: str) -> int:
         try:
             return syscalls.open_uprobe(pid, path, offset, self.programs[program])
         except OSError as error:

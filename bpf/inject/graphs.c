@@ -31,12 +31,12 @@ static uintptr_t captures[CAPTURES]; /* streams that are being captured, plus on
 static uint64_t last_ns, captured_ns; /* when one of the calls, and one that begins or ends a capture, was last heard of, 0: never; they outlast
                                        * the subscription; atomic */
 
-static void entered_or_left(uint64_t *when) { __atomic_store_n(when, now_ns(), __ATOMIC_SEQ_CST); }
+static void note_time(uint64_t *when) { __atomic_store_n(when, now_ns(), __ATOMIC_SEQ_CST); }
 
 void graphs_entered(void)
 {
     __atomic_fetch_add(&inside, 1, __ATOMIC_SEQ_CST);
-    entered_or_left(&last_ns);
+    note_time(&last_ns);
 }
 
 static int begins_capture(uint32_t cbid)
@@ -76,8 +76,8 @@ void graphs_left(uint32_t cbid, int counted, int failed, const void *stream)
     if (ends)
         replace_capture(which, 0);
     if (begins || ends)
-        entered_or_left(&captured_ns);
-    entered_or_left(&last_ns);
+        note_time(&captured_ns);
+    note_time(&last_ns);
     if (counted)
         __atomic_fetch_sub(&inside, 1, __ATOMIC_SEQ_CST);
 }
