@@ -12,6 +12,7 @@ from gpuprof.snapshots.names import clean
 
 LIVE_WINDOW_NS = 30 * 10**9
 LIVE_PERIOD_NS = 2 * 10**9
+COMPLETE_NS = 8 * 10**9  # by then all that was seen in a range is in: a wait that lasts is written each 7 s
 ANSWER_TIMEOUT_NS = 15 * 10**9
 MAX_LISTED = 512
 GPU_TREES = ("gpu", "idle")  # those that can be kept to one device
@@ -97,6 +98,7 @@ class TreeFeed:
     _asked_ns: int | None = None
     _answered: bool = True
     _stale: bool = True
+    _young: bool = False  # the last question came so soon after its range that something may be missing
 
     def pin(self, start_ns: int, end_ns: int) -> None:
         """Show this range and nothing else."""
@@ -160,9 +162,8 @@ class TreeFeed:
         ):
             return None
         refresh = (
-            self.pinned is None
-            and span is None
-            and not self.paused
+            span is None
+            and (self.held is None or self._young)
             and (self._asked_ns is None or local_ns - self._asked_ns >= LIVE_PERIOD_NS)
         )
         if not self._stale and not refresh and self._answered:
@@ -176,6 +177,7 @@ class TreeFeed:
             return None
         self._last_id += 1
         self._asked_ns, self._answered, self._stale = local_ns, False, False
+        self._young = now_ns < end + COMPLETE_NS
         kept = self.filter
         query = Query(self._last_id, self.tree, start, end, list(kept.pids), list(kept.tids))
         if self.tree in GPU_TREES:

@@ -112,6 +112,7 @@ class FakeNode:
         self._cpu_ns = {pid: 0.0 for pid, _, _ in self.processes}
         self._samples = 0
         self._stopped = threading.Event()
+        self._growing = threading.Lock()
         self.connections: list[socket.socket] = []
 
     def _intern(self, hostile: list[str]) -> None:
@@ -344,13 +345,22 @@ class FakeNode:
         """Grow with the clock until stopped."""
         last = time.monotonic_ns()
         while not self._stopped.wait(0.1):
-            now = time.monotonic_ns()
-            self.fill(last, now)
-            last = now
+            with self._growing:
+                if self._stopped.is_set():
+                    break
+                now = time.monotonic_ns()
+                self.fill(last, now)
+                last = now
+
+    def rest(self) -> None:
+        """End `run`, and go on answering: once this returns, what a question is answered with stays so."""
+        self._stopped.set()
+        with self._growing:
+            pass
 
     def stop(self) -> None:
         """End `run` and hang up."""
-        self._stopped.set()
+        self.rest()
         self.hang_up()
 
 

@@ -32,6 +32,15 @@ def answered(app: GpuprofApp) -> bool:
     return feed._answered and not feed._stale
 
 
+async def complete(pilot: Pilot[Any], app: GpuprofApp, node: Any) -> None:
+    """End the growing of a fake node, and have the tree of a held range asked for again: an answer of
+    before may lack what came in of the range's last moment."""
+    node.rest()
+    early = app.session.tree
+    app.session.feed.restart()
+    await until(pilot, lambda: answered(app) and app.session.tree is not early)
+
+
 def drawn(app: GpuprofApp, kind: str) -> bool:
     """Whether the tree of this kind has come and is the one that is drawn."""
     tree, rows = app.session.tree, screen_of(app).flame.rows

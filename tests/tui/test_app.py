@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pilot_screen import answered, screen_of, shows, tells, text_of, until
+from pilot_screen import answered, complete, screen_of, shows, tells, text_of, until
 
 from gpuprof.snapshots.frames import NO_THREAD, FrameKind, Hello, SourceStatus, Status
 from gpuprof.tui.app import GpuprofApp
@@ -63,7 +63,7 @@ async def test_range_by_keys_then_core_zero(live: GpuprofApp, node_socket: tuple
         await shows(pilot, "filter: cpu 0")
         pinned = live.session.feed.pinned
         assert pinned is not None
-        await until(pilot, lambda: answered(live))
+        await complete(pilot, live, node_socket[0])
         expected = node_socket[0].history.query(Query(1, "cpu", *pinned, cpus=[0]))
         tree = live.session.tree
         assert tree is not None
@@ -203,23 +203,20 @@ async def test_internal_frames_are_hidden_until_x(live: GpuprofApp, node_socket:
         session = live.session
         session.feed.paused = True
         await until(pilot, lambda: answered(live))
-        await pilot.pause(1.0)  # samples of the range's last moment come in after its first answer
-        found = []
-        for _ in range(2):
-            await pilot.press("x")
-            await shows(pilot, "Py_BytesMain")
-            await shows(pilot, "__libc_start_main")
-            await shows(pilot, "internal frames shown (x)")
-            await until(pilot, lambda: answered(live))
-            assert session.tree is not None
-            found.append((float(session.tree.total_weight[0]), len(session.tree.parent)))
-            await pilot.press("x")
-            await shows(pilot, "internal frames hidden, x shows them")
-            await until(pilot, lambda: answered(live))
-            found.append((float(session.tree.total_weight[0]), len(session.tree.parent)))
-        assert {total for total, _ in found} == {found[0][0]}
-        assert found[2:] == found[:2]
-        assert found[0][1] > found[1][1]
+        await complete(pilot, live, node_socket[0])
+        assert session.tree is not None
+        total, rows = float(session.tree.total_weight[0]), len(session.tree.parent)
+        await pilot.press("x")
+        await shows(pilot, "Py_BytesMain")
+        await shows(pilot, "__libc_start_main")
+        await shows(pilot, "internal frames shown (x)")
+        await until(pilot, lambda: answered(live))
+        assert session.tree.total_weight[0] == total
+        assert len(session.tree.parent) > rows
+        await pilot.press("x")
+        await shows(pilot, "internal frames hidden, x shows them")
+        await until(pilot, lambda: answered(live))
+        assert len(session.tree.parent) == rows
 
 
 @pytest.fixture
@@ -301,6 +298,7 @@ async def test_save_the_pinned_range(
             stack = tables.stack([tables.frame(tables.function("futex", "", "", FrameKind.WAIT), 1)])
             first, last = pinned[0] - 5 * 10**9, pinned[1] + 5 * 10**9
             history.add_waits([first], [last], one * thread, one * stack, one * NO_THREAD, 1.0, one * 0)
+        node_socket[0].rest()
         await pilot.press("w")
         await tells(pilot, "Saved")
     (path,) = tmp_path.glob("gpuprof-node17-*.gpuprof")

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from pilot_screen import drawn, screen_of, shows, text_of, until
+from pilot_screen import complete, drawn, screen_of, shows, text_of, until
 
 from gpuprof.snapshots.frames import Query
 from gpuprof.tui.app import GpuprofApp
@@ -91,6 +91,7 @@ async def test_live_and_pinned(live_node: tuple[Any, GpuprofApp]) -> None:
             return tree is not None and (tree.start_ns, tree.end_ns) == pinned
 
         await until(pilot, answered)
+        await complete(pilot, app, node)
         expected = node.history.query(Query(1, "gpu", *pinned))
         assert app.session.tree is not None
         assert app.session.tree.total_weight[0] == expected.total_weight[0] > 0

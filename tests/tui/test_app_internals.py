@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pilot_screen import answered, shows, until
+from pilot_screen import answered, complete, shows, until
 
 from gpuprof.snapshots import queries
 from gpuprof.snapshots.frames import Query
@@ -38,6 +38,7 @@ async def test_x_shows_and_hides_in_the_time_that_is_shown(
         await shows(pilot, "internal frames hidden, x shows them")
         session.feed.paused = True
         await until(pilot, lambda: answered(app))
+        await complete(pilot, app, node)
         first = session.tree
         assert first is not None
         assert (first.hidden is None) == (sampler == "an earlier")

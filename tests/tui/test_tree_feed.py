@@ -91,9 +91,38 @@ def test_pause_stops_the_live_tree_but_not_a_new_question() -> None:
     assert query is not None
     feed.accept(query.id)
     feed.paused = True
-    assert feed.due(60 * SECOND, 60 * SECOND, None) is None
+    again = feed.due(60 * SECOND, 60 * SECOND, None)
+    assert again is not None  # the last seconds were not all in
+    assert (again.start_ns, again.end_ns) == (query.start_ns, query.end_ns)
+    feed.accept(again.id)
+    assert feed.due(90 * SECOND, 90 * SECOND, None) is None
     feed.pin(1, 2)
-    assert feed.due(60 * SECOND, 60 * SECOND, None) is not None
+    assert feed.due(90 * SECOND, 90 * SECOND, None) is not None
+
+
+@pytest.mark.parametrize("held", ["pinned", "paused"])
+def test_a_range_that_has_just_ended_is_asked_for_until_all_of_it_is_in(held: str) -> None:
+    feed = TreeFeed()
+    if held == "pinned":
+        feed.pin(90 * SECOND, 100 * SECOND)
+    asked = []
+    for second in range(100, 130):
+        query = feed.due(second * SECOND, second * SECOND, None)
+        feed.paused = held == "paused"
+        if query is not None:
+            asked.append(second)
+            assert query.end_ns == 100 * SECOND
+            feed.accept(query.id)
+    assert asked == [100, 102, 104, 106, 108]
+
+
+def test_a_range_of_long_ago_is_asked_for_once() -> None:
+    feed = TreeFeed()
+    feed.pin(10 * SECOND, 20 * SECOND)
+    query = feed.due(100 * SECOND, 100 * SECOND, None)
+    assert query is not None
+    feed.accept(query.id)
+    assert feed.due(130 * SECOND, 130 * SECOND, None) is None
 
 
 def test_a_lost_answer_is_asked_for_again_after_a_reconnect_and_after_a_while() -> None:
@@ -164,14 +193,17 @@ def test_a_paused_tree_that_is_asked_for_otherwise_stays_in_its_time() -> None:
     assert not first.internals
     assert feed.accept(first.id)
     feed.paused = True
-    assert feed.due(9 * SECOND, 109 * SECOND, None) is None
+    whole = feed.due(9 * SECOND, 109 * SECOND, None)
+    assert whole is not None
+    assert feed.accept(whole.id)
+    assert feed.due(19 * SECOND, 119 * SECOND, None) is None
     feed.set(internals=True)
-    again = feed.due(9 * SECOND, 109 * SECOND, None)
+    again = feed.due(19 * SECOND, 119 * SECOND, None)
     assert again is not None
     assert again.internals
     assert (again.start_ns, again.end_ns) == (first.start_ns, first.end_ns)
     feed.pin(5, 10)
     feed.unpin()
-    back = feed.due(10 * SECOND, 110 * SECOND, None)
+    back = feed.due(20 * SECOND, 120 * SECOND, None)
     assert back is not None
-    assert back.end_ns == 110 * SECOND
+    assert back.end_ns == 120 * SECOND
