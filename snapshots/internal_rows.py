@@ -2,6 +2,9 @@
 
 - Native code of CPython, where there is a Python frame above or below: CPython runs Python code through its
   own C functions (_PyEval_EvalFrameDefault, _PyObject_MakeTpCall ...), and the Python line says it all.
+- How Python comes from an import, or from `python -m`, to the code of the module: frames of its own frozen
+  modules above another module's. Tracebacks leave them out too. Where the import itself takes the time
+  (finding files, reading them), they stay.
 - How libc starts a program or a thread: the outermost native frames, _start to __libc_start_call_main and
   clone3 to start_thread, of which a stripped libc has no names.
 - How a program comes to a wait: the frames of the kernel, and nameless ones of libc, between it and the row
@@ -32,6 +35,7 @@ _LIBC = re.compile(r"(libc|libpthread|ld-linux-x86-64|ld-musl-x86_64)[-.\d]*\.so
 _START = re.compile(
     r"_start(_c)?|__libc_start_main(_impl)?|__libc_start_call_main|(__)?clone3?|(thread_)?start(_thread)?"
 )
+_LOADING = re.compile(r"<frozen (importlib\._bootstrap(_external)?|runpy|zipimport)>")
 _ENTRY = re.compile(
     r"entry_SYSCALL_64(_after_hwframe|_fastpath)?|do_syscall_64|x64_sys_call|ret_from_fork(_asm)?"
 )
@@ -50,6 +54,8 @@ class _Says(IntFlag):
     NAMELESS = 64  # native code of libc with an address for a name
     START = 128  # native code that starts a program or a thread
     ENTRY = 256  # how any system call enters the kernel
+    LOADING = 512  # Python code that loads modules
+    MODULE = 1024  # Python code that does not
 
 
 def internal_rows(nodes: Nodes) -> Bools:
@@ -57,8 +63,8 @@ def internal_rows(nodes: Nodes) -> Bools:
     used = np.unique(nodes.label)
     says = np.zeros(len(nodes.labels), np.int64)
     for number in used.tolist():
-        name, _, binary, _, kind = nodes.labels[number]
-        says[number] = _says(name, binary, kind)
+        name, file, binary, _, kind = nodes.labels[number]
+        says[number] = _says(name, file, binary, kind)
     row = says[nodes.label]
 
     def said(what: _Says) -> Bools:
@@ -79,9 +85,10 @@ def internal_rows(nodes: Nodes) -> Bools:
         outermost[low:high] = candidate[low:high] & (outermost[parent] | ((row[parent] & _Says.CODE) == 0))
     for low, high in reversed(levels):
         parent, mine = nodes.parent[low:high], below[low:high] | row[low:high]
-        for what in (_Says.PYTHON, _Says.WAIT):
+        for what in (_Says.PYTHON, _Says.MODULE, _Says.WAIT):
             below[parent[(mine & what) != 0]] |= what
     hidden: Bools = said(_Says.INTERPRETER) & (((above | below) & _Says.PYTHON) != 0)
+    hidden |= said(_Says.LOADING) & ((below & _Says.MODULE) != 0)
     hidden |= (outermost | said(_Says.ENTRY)) & called
     of_program = (above & (_Says.NATIVE | _Says.PYTHON)) != 0
     hidden |= said(_Says.KERNEL | _Says.NAMELESS) & of_program & ((below & _Says.WAIT) != 0)
@@ -90,10 +97,10 @@ def internal_rows(nodes: Nodes) -> Bools:
 
 
 @lru_cache(1 << 16)
-def _says(name: str, binary: str, kind: int) -> int:
+def _says(name: str, file: str, binary: str, kind: int) -> int:
     says = _Says.CODE if kind in _CODE else _Says(0)
     if kind == FrameKind.PYTHON:
-        says |= _Says.PYTHON
+        says |= _Says.PYTHON | (_Says.LOADING if _LOADING.fullmatch(file) else _Says.MODULE)
     elif kind == FrameKind.WAIT:
         says |= _Says.WAIT
     elif kind == FrameKind.KERNEL_SPACE:

@@ -17,19 +17,19 @@ from gpuprof.snapshots.simplify import without_internals
 
 PY, C, K = FrameKind.PYTHON, FrameKind.NATIVE, FrameKind.KERNEL_SPACE
 Path = tuple[tuple[str, str, int], ...]
-Row = tuple[Any, ...]  # depth, name, own weight, kind, binary
+Row = tuple[Any, ...]  # depth, name, own weight, kind, binary, and of some the file
 
 
 def tree_of(rows: list[Row], **fields: Any) -> Tree:
     strings = [""]
     parents: list[int] = []
     path: list[int] = []
-    names, binaries = [], []
-    for place, (depth, name, _, _, binary) in enumerate(rows):
+    names, binaries, files = [], [], []
+    for place, (depth, name, _, _, binary, *file) in enumerate(rows):
         del path[depth:]
         parents.append(path[-1] if path else 0)
         path.append(place)
-        for text, column in ((name, names), (binary, binaries)):
+        for text, column in ((name, names), (binary, binaries), (file[0] if file else "", files)):
             if text not in strings:
                 strings.append(text)
             column.append(strings.index(text))
@@ -40,8 +40,8 @@ def tree_of(rows: list[Row], **fields: Any) -> Tree:
     zero = np.zeros(len(rows), np.uint32)
     settings = {"summary": "as it was", "truncated": 3, **fields}
     return Tree(
-        7, "cpu", "samples", 1, 2, strings, np.array(parents, np.uint32), np.array(names, np.uint32), zero,
-        np.array(binaries, np.uint32), zero, np.array([row[3] for row in rows], np.uint8), np.array(own),
+        7, "cpu", "samples", 1, 2, strings, np.array(parents, np.uint32), np.array(names, np.uint32),
+        np.array(files, np.uint32), np.array(binaries, np.uint32), zero, np.array([row[3] for row in rows], np.uint8), np.array(own),
         np.array(total), **settings,
     )  # fmt: skip
 
@@ -85,6 +85,40 @@ def test_frames_between_outside_and_below_python_frames_go() -> None:
     assert done.hidden == 7
     assert (done.tree.id, done.tree.summary, done.tree.truncated) == (7, "as it was", 3)
     assert (done.tree.start_ns, done.tree.end_ns, done.tree.unit) == (1, 2, "samples")
+
+
+BOOT, PATHS = "<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>"
+
+
+def test_the_way_from_an_import_to_the_code_of_the_module_goes() -> None:
+    tree = tree_of(
+        [
+            *ROOT,
+            (2, "_run_module_as_main", 0, PY, "", "<frozen runpy>"),
+            (3, "_run_code", 0, PY, "", "<frozen runpy>"),
+            (4, "<module>", 1, PY, "", "train.py"),
+            (5, "_find_and_load", 2, PY, "", BOOT),
+            (6, "_find_and_load_unlocked", 4, PY, "", BOOT),
+            (7, "_load_unlocked", 8, PY, "", BOOT),
+            (8, "SourceLoader.exec_module", 16, PY, "", PATHS),
+            (9, "SourceLoader.get_code", 32, PY, "", PATHS),
+            (9, "_call_with_frames_removed", 0, PY, "", BOOT),
+            (10, "PyEval_EvalCode", 64, C, "python3.12"),
+            (11, "<module>", 128, PY, "", "torch/__init__.py"),
+            (7, "find_spec", 256, PY, "", PATHS),
+            (8, "stat", 512, C, "libc.so.6"),
+        ]
+    )
+    found = without_internals(tree)
+    assert shown(found.tree) == [
+        (0, "", 0, 1023),
+        (1, "python3 (7)", 0, 1023),
+        (2, "<module>", 1 + 2 + 4 + 8 + 16 + 64, 1023),
+        (3, "find_spec", 256, 768),
+        (4, "stat", 512, 512),
+        (3, "<module>", 128, 128),
+        (3, "SourceLoader.get_code", 32, 32),
+    ]
 
 
 def test_how_a_program_and_a_thread_start_goes_and_a_sample_in_it_stays() -> None:
