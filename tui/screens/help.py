@@ -120,9 +120,9 @@ HELP: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
             ("off-CPU", "time in which threads waited or were not scheduled, of all threads together"),
             (
                 "internal frames",
-                "CPython's own functions around Python frames, how it comes from an import to the module, how "
-                "libc starts a program or thread, and the kernel's way into a wait; hidden, their time is "
-                "that of their caller",
+                "CPython's own functions around Python frames, how it comes from an import to the module, "
+                "how libc starts a program or thread, and the kernel's way into a wait; hidden, their time "
+                "is that of their caller",
             ),
             (
                 "(caller guessed)",

@@ -41,7 +41,8 @@ def tree_of(rows: list[Row], **fields: Any) -> Tree:
     settings = {"summary": "as it was", "truncated": 3, **fields}
     return Tree(
         7, "cpu", "samples", 1, 2, strings, np.array(parents, np.uint32), np.array(names, np.uint32),
-        np.array(files, np.uint32), np.array(binaries, np.uint32), zero, np.array([row[3] for row in rows], np.uint8), np.array(own),
+        np.array(files, np.uint32), np.array(binaries, np.uint32), zero,
+        np.array([row[3] for row in rows], np.uint8), np.array(own),
         np.array(total), **settings,
     )  # fmt: skip
 
