@@ -149,7 +149,7 @@ class RowLog:
     ) -> None:
         self._schema = dict(schema)
         self._start = start
-        self._end = end
+        self.end = end  # the name of that column
         self._block_rows = block_rows
         self._blocks: deque[_Block] = deque()
         self._next = 0
@@ -206,7 +206,7 @@ class RowLog:
 
     def add(self, columns: Mapping[str, Array], tag: Any = None) -> None:
         """Append rows: equal-length arrays, one for each name of the schema. ValueError when they are not."""
-        count = len(columns[self._end])
+        count = len(columns[self.end])
         if any(len(columns[name]) != count for name in self._schema):
             raise ValueError("columns of different lengths")
         done = 0
@@ -238,12 +238,12 @@ class RowLog:
         return block
 
     def _note_times(self, block: _Block, at: int, rows: int) -> None:
-        ends = block.columns[self._end][at : at + rows]
+        ends = block.columns[self.end][at : at + rows]
         starts = block.columns[self._start][at : at + rows]
         low, low_end, high = int(starts.min()), int(ends.min()), int(ends.max())
-        in_order = block.ordered and self._start == self._end
+        in_order = block.ordered and self._start == self.end
         if in_order and at:
-            in_order = bool(block.columns[self._end][at - 1] <= ends[0])
+            in_order = bool(block.columns[self.end][at - 1] <= ends[0])
         if in_order and rows > 1:
             in_order = bool((ends[1:] >= ends[:-1]).all())
         block.ordered = in_order
@@ -260,7 +260,7 @@ class RowLog:
                 yield block.slice(0, block.count)
                 continue
             starts = block.columns[self._start][: block.count]
-            ends = block.columns[self._end][: block.count]
+            ends = block.columns[self.end][: block.count]
             low, high = (np.uint64(min(max(edge, 0), _MAX_U64)) for edge in (start_ns, end_ns))
             if block.ordered:
                 first, last = np.searchsorted(ends, [low, high], "left").tolist()
@@ -292,7 +292,7 @@ class RowLog:
         """
         for block in self._blocks:
             if block.max_ns >= time_ns:
-                ends = block.columns[self._end][: block.count]
+                ends = block.columns[self.end][: block.count]
                 return block.first + int(np.argmax(ends >= np.uint64(min(max(time_ns, 0), _MAX_U64))))
         return self._next
 

@@ -7,33 +7,68 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpuprof.snapshots.columns import Array
+from gpuprof.snapshots.columns import Array, Rows
 from gpuprof.snapshots.frames import (
     NO_THREAD,
     Frame,
     FrameDefs,
     FunctionDefs,
+    GpuWork,
     ProcessDef,
     ProcessDefs,
     Readings,
+    Samples,
     SeriesDef,
     SeriesDefs,
     StackDefs,
     StringDefs,
     ThreadDef,
     ThreadDefs,
+    Waits,
 )
+from gpuprof.snapshots.rows import ending
 from gpuprof.snapshots.table_view import TablesView, TaggedRows, ancestors
+from gpuprof.snapshots.work_frames import Ranges
+
+if TYPE_CHECKING:
+    from gpuprof.snapshots.history import History
 
 _Kind = tuple[type[Frame], dict[str, Array]]  # some rows, by the class of their frame
 _ROWS_PER_FRAME = 1 << 16
 _DEFS_PER_FRAME = 1 << 12
 
 
-def frames(
+def between(
+    history: History, start_ns: int, end_ns: int, *, with_rows: bool, by_end: bool
+) -> Iterator[Frame]:
+    """Return the frames of [start_ns, end_ns): facts and readings, and with `with_rows` the other rows, too.
+    `by_end`: see History.frames_between. The history is read at the call, not while iterating.
+    """
+    first_ns = start_ns - 1 if by_end else start_ns
+    with history.lock:
+        hello, clocks, gpus, status = history.hello, list(history.clocks), history.gpus, history.status
+        defs, readings = history.readings_between(first_ns, end_ns)
+        samples = history.samples_between(start_ns, end_ns) if with_rows else []
+        windows = history.gpu_work_between(first_ns, end_ns) if with_rows else []
+        waits = history.waits_between(first_ns, end_ns) if with_rows else []
+        ranges = history.ranges_between(first_ns, end_ns) if with_rows else []
+        current, counts = history.tables.view(), history.losses.frame(start_ns, end_ns)
+    if by_end:
+        readings = ending(readings, start_ns, end_ns)
+        windows, waits, ranges = (
+            [(view, Rows(part.first, part.tag, ending(part.columns, start_ns, end_ns))) for view, part in log]
+            for log in (windows, waits, ranges)
+        )
+    facts: list[Frame] = [hello, *clocks, *(fact for fact in (gpus, status, counts) if fact is not None)]
+    tagged = {Samples: samples, GpuWork: windows, Waits: waits, Ranges: ranges}
+    return _frames(facts, (defs, readings), tagged, current=current)
+
+
+def _frames(
     facts: list[Frame],
     metrics: tuple[dict[int, SeriesDef], dict[str, Array]],
     tagged: Mapping[type[Frame], list[TaggedRows]],

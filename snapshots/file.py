@@ -17,7 +17,6 @@ import msgpack
 import numpy as np
 
 from gpuprof.snapshots import chunks, file_lock
-from gpuprof.snapshots.columns import RowLog
 from gpuprof.snapshots.errors import FileError
 from gpuprof.snapshots.file_reader import Opened, read_snapshot
 from gpuprof.snapshots.frames import Frame, GpuWork, Hello, Readings, Samples, Status, Waits
@@ -116,7 +115,7 @@ class SnapshotWriter:
         history = self._history
         for frame in frames:
             history.ingest(frame)
-            if sum(log.nbytes for log in self._logs) >= CHUNK_BYTES:
+            if sum(log.nbytes for log in self._history.logs) >= CHUNK_BYTES:
                 self._flush()
         start, end = self._covered()
         if end - start >= self._chunk_ns:
@@ -148,14 +147,9 @@ class SnapshotWriter:
 
     # ----------------------------------------------------------------------------------------------- internal
 
-    @property
-    def _logs(self) -> tuple[RowLog, ...]:
-        history = self._history
-        return history.samples, history.gpu_work, history.waits, history.ranges, history.readings
-
     def _covered(self) -> tuple[int, int]:
         """Return the range [start, end) in which the rows in memory end; empty when there are none."""
-        found = [ends for log in self._logs if (ends := log.ends()) is not None]
+        found = [ends for log in self._history.logs if (ends := log.ends()) is not None]
         if not found:
             return self._history.hello.mono_ns, self._history.hello.mono_ns
         return min(start for start, _ in found), max(end for _, end in found) + 1
@@ -212,7 +206,7 @@ class SnapshotWriter:
         length, count = end - start, 1
         if length > 1.5 * self._chunk_ns:
             count = min(max(round(length / CHUNK_NS), 1), _MAX_CHUNKS_AT_ONCE)
-            small = sum(log.nbytes for log in self._logs) < CHUNK_BYTES // 4
+            small = sum(log.nbytes for log in self._history.logs) < CHUNK_BYTES // 4
             if count == 1 and small and not self._index:
                 count = min(_SOME, round(length / min(FIRST_CHUNK_NS, CHUNK_NS)))
         width = max(length // count, 1)

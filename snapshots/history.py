@@ -8,30 +8,28 @@ compute outside it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from gpuprof.snapshots import compact, cursor, queries, rows, work_rate
-from gpuprof.snapshots.columns import Array, RowLog, Rows
+from gpuprof.snapshots.columns import Array, RowLog
 from gpuprof.snapshots.cursor import MAX_LAG_NS, Cursor
 from gpuprof.snapshots.frames import (
     Clock,
     Frame,
     Gpus,
-    GpuWork,
     Hello,
     Query,
-    Samples,
     SeriesDef,
     Status,
     Tree,
-    Waits,
 )
 from gpuprof.snapshots.ingest import Ingest
 from gpuprof.snapshots.losses import LossLog
 from gpuprof.snapshots.recorded_span import span_of
+from gpuprof.snapshots.row_bounds import RowBounds
 from gpuprof.snapshots.rows import (
     GPU_WORK_COLUMNS,
     RANGE_COLUMNS,
@@ -39,15 +37,14 @@ from gpuprof.snapshots.rows import (
     SAMPLE_COLUMNS,
     WAIT_COLUMNS,
 )
+from gpuprof.snapshots.series_ids import SeriesIds
 from gpuprof.snapshots.table_view import TaggedRows
 from gpuprof.snapshots.tables import Tables
-from gpuprof.snapshots.work_frames import Ranges, RateQuery, Rates
+from gpuprof.snapshots.work_frames import RateQuery, Rates
 
 DEFAULT_MAX_BYTES = 64 << 20
 DEFAULT_MAX_AGE_NS = 3600 * 10**9
-MAX_SERIES = 1 << 14
 MAX_CLOCKS = 64
-_KEPT_SHARE = 4  # a kind of rows that takes less than this part of the bound is not dropped for the others
 
 
 class History:
@@ -75,18 +72,13 @@ class History:
         self.waits = RowLog(WAIT_COLUMNS, start="start_ns", end="end_ns")
         self.ranges = RowLog(RANGE_COLUMNS, start="start_ns", end="end_ns")
         self.readings = RowLog(READING_COLUMNS, start="start_ns", end="end_ns")
-        self.series_defs: dict[int, SeriesDef] = {}
-        self.newest_ns = 0
         self.recorded: tuple[int, int] | None = None  # from when to when, as the recorder says, in ns
         self.is_recording = False  # read from a file, so mostly elsewhere and later than it was recorded
         self.damage: str | None = None  # what of a file could not be read, in words
         self.growing: str | None = None  # that its file is still being written, in words
         self._versions = {"clock": 0, "gpus": 0, "status": 0}
-        self._series_ids: dict[tuple[str, str | None, int | None, int | None], int] = {}
-        self._next_series = 0
-        self._max_bytes = max_bytes
-        self._max_age_ns = max_age_ns
-        self._frozen_bytes = 0  # of the generations before the current one that rows still refer to
+        self._series = SeriesIds(self.readings)
+        self._bounds = RowBounds(self.logs, max_bytes, max_age_ns)
         self._ingest = Ingest(self)
 
     # ------------------------------------------------------------------------------------------------ writing
@@ -98,7 +90,7 @@ class History:
         with self.lock:
             self.tables.freeze()
             self.tables = Tables(self.tables.generation + 1)
-            self._count_frozen()
+            self._bounds.count_frozen(self.tables)
             return self.tables
 
     def add_samples(
@@ -115,13 +107,7 @@ class History:
         ValueError for ids that are not defined and for columns of different lengths.
         """
         columns = rows.columns_of(SAMPLE_COLUMNS, (time_ns, cpu, thread, stack))
-        if not len(columns["time_ns"]):
-            return
-        with self.lock:
-            tables = tables or self.tables
-            rows.check_samples(columns, tables)
-            self.samples.add(columns, tables)
-            self._bound(int(columns["time_ns"].max()))
+        self._add(self.samples, columns, rows.check_samples, tables)
 
     def add_gpu_work(
         self,
@@ -148,13 +134,7 @@ class History:
         weight = rows.weights(weight, count)
         values = (start_ns, end_ns, gpu, stream, thread, stack, weight, nvtx, again, bytes)
         columns = rows.columns_of(GPU_WORK_COLUMNS, values, count)
-        if not len(columns["start_ns"]):
-            return
-        with self.lock:
-            tables = tables or self.tables
-            rows.check_gpu_work(columns, tables)
-            self.gpu_work.add(columns, tables)
-            self._bound(int(columns["end_ns"].max()))
+        self._add(self.gpu_work, columns, rows.check_gpu_work, tables)
 
     def add_waits(  # noqa: PLR0917
         self,
@@ -175,13 +155,7 @@ class History:
         """
         weight = rows.weights(weight, len(np.asarray(start_ns)))
         columns = rows.columns_of(WAIT_COLUMNS, (start_ns, end_ns, thread, stack, waker, weight, kind))
-        if not len(columns["start_ns"]):
-            return
-        with self.lock:
-            tables = tables or self.tables
-            rows.check_waits(columns, tables)
-            self.waits.add(columns, tables)
-            self._bound(int(columns["end_ns"].max()))
+        self._add(self.waits, columns, rows.check_waits, tables)
 
     def add_ranges(
         self,
@@ -198,29 +172,14 @@ class History:
         """
         weight = rows.weights(weight, len(np.asarray(start_ns)))
         columns = rows.columns_of(RANGE_COLUMNS, (start_ns, end_ns, thread, stack, weight))
-        if not len(columns["start_ns"]):
-            return
-        with self.lock:
-            tables = tables or self.tables
-            rows.check_ranges(columns, tables)
-            self.ranges.add(columns, tables)
-            self._bound(int(columns["end_ns"].max()))
+        self._add(self.ranges, columns, rows.check_ranges, tables)
 
     def series(
         self, metric: str, *, gpu: str | None = None, pid: int | None = None, core: int | None = None
     ) -> int:
         """Return the id of the series of `metric` for one subject. Ids are stable and never used twice."""
-        key = (metric, gpu, pid, core)
         with self.lock:
-            found = self._series_ids.get(key)
-            if found is None:
-                if len(self.series_defs) >= MAX_SERIES:
-                    self._forget_series()
-                found = self._next_series
-                self._next_series += 1
-                self._series_ids[key] = found
-                self.series_defs[found] = SeriesDef(found, metric, gpu, pid, core)
-            return found
+            return self._series.of(metric, gpu, pid, core)
 
     def add_readings(
         self, series: ArrayLike, start_ns: ArrayLike, end_ns: ArrayLike, value: ArrayLike
@@ -237,10 +196,10 @@ class History:
         if (columns["end_ns"] < columns["start_ns"]).any():
             raise ValueError("a reading ends before it starts")
         with self.lock:
-            if columns["series"].max() >= self._next_series:
+            if columns["series"].max() >= self._series.next:
                 raise ValueError("a reading refers to a series that is not defined")
             self.readings.add(columns)
-            self._bound(int(columns["end_ns"].max()))
+            self._bounds.keep(int(columns["end_ns"].max()), self.tables)
 
     def set_gpus(self, gpus: Gpus) -> None:
         """Replace the list of devices."""
@@ -273,12 +232,19 @@ class History:
     def clear_rows(self) -> None:
         """Drop all samples, GPU work, waits, ranges and readings; tables and series stay."""
         with self.lock:
-            for log in self._logs:
-                while len(log):
-                    log.drop_oldest()
-            self._count_frozen()
+            self._bounds.clear(self.tables)
 
     # ------------------------------------------------------------------------------------------------ reading
+
+    @property
+    def logs(self) -> tuple[RowLog, ...]:
+        """The rows of all kinds."""
+        return self.samples, self.gpu_work, self.waits, self.ranges, self.readings
+
+    @property
+    def series_defs(self) -> dict[int, SeriesDef]:
+        """The definitions of series by id, in the order in which they were made."""
+        return self._series.defs
 
     @property
     def span(self) -> tuple[int, int]:
@@ -287,7 +253,7 @@ class History:
         neither.
         """
         with self.lock:
-            spans = [span for log in self._logs if (span := log.span()) is not None]
+            spans = [span for log in self.logs if (span := log.span()) is not None]
             recorded = self.recorded
         held = (min(start for start, _ in spans), max(end for _, end in spans) + 1) if spans else None
         return span_of(held, recorded) or (self.hello.mono_ns, self.hello.mono_ns)
@@ -303,7 +269,7 @@ class History:
     def bytes_used(self) -> int:
         """About how much memory rows and tables take."""
         with self.lock:
-            return sum(log.nbytes for log in self._logs) + self.tables.nbytes + self._frozen_bytes
+            return self._bounds.bytes_used(self.tables)
 
     def wall_ns(self, mono_ns: int) -> int:
         """Return the wall-clock time (ns since 1970) of a monotonic instant, by the last pair taken before
@@ -371,27 +337,7 @@ class History:
         the range that it ends in, so that neighbouring ranges share none. The history is read at
         the call, not while iterating.
         """
-        first_ns = start_ns - 1 if by_end else start_ns
-        with self.lock:
-            hello, clocks, gpus, status = self.hello, list(self.clocks), self.gpus, self.status
-            defs, readings = self.readings_between(first_ns, end_ns)
-            samples = self.samples_between(start_ns, end_ns) if level == "rows" else []
-            windows = self.gpu_work_between(first_ns, end_ns) if level == "rows" else []
-            waits = self.waits_between(first_ns, end_ns) if level == "rows" else []
-            ranges = self.ranges_between(first_ns, end_ns) if level == "rows" else []
-            current, counts = self.tables.view(), self.losses.frame(start_ns, end_ns)
-        if by_end:
-            readings = rows.ending(readings, start_ns, end_ns)
-            windows, waits, ranges = (
-                [
-                    (view, Rows(part.first, part.tag, rows.ending(part.columns, start_ns, end_ns)))
-                    for view, part in log
-                ]
-                for log in (windows, waits, ranges)
-            )
-        facts: list[Frame] = [hello, *clocks, *(fact for fact in (gpus, status, counts) if fact is not None)]
-        tagged = {Samples: samples, GpuWork: windows, Waits: waits, Ranges: ranges}
-        return compact.frames(facts, (defs, readings), tagged, current=current)
+        return compact.between(self, start_ns, end_ns, with_rows=level == "rows", by_end=by_end)
 
     # ------------------------------------------------------------------------------------------------ cursors
 
@@ -424,48 +370,22 @@ class History:
 
     # ----------------------------------------------------------------------------------------------- internal
 
-    @property
-    def _logs(self) -> tuple[RowLog, ...]:
-        return self.samples, self.gpu_work, self.waits, self.ranges, self.readings
-
     def _note(self, fact: str) -> None:
         self.facts_version += 1
         self._versions[fact] = self.facts_version
 
-    def _bound(self, newest_ns: int) -> None:
-        """Drop the oldest blocks until age and memory are within their bounds; the newest block of each kind
-        stays.
-        """
-        self.newest_ns = max(self.newest_ns, newest_ns)
-        dropped = False
-        if self._max_age_ns is not None:
-            limit = self.newest_ns - self._max_age_ns
-            for log in self._logs:
-                while log.block_count > 1 and (log.oldest_ns() or 0) < limit:
-                    log.drop_oldest()
-                    dropped = True
-        while self.bytes_used > self._max_bytes:
-            logs = [log for log in self._logs if log.block_count > 1]
-            if not logs:
-                break
-            large = [log for log in logs if log.nbytes > self._max_bytes // _KEPT_SHARE]
-            min(large or logs, key=lambda log: log.oldest_ns() or 0).drop_oldest()
-            dropped = True
-            self._count_frozen()
-        if dropped:
-            self._count_frozen()
-
-    def _count_frozen(self) -> None:
-        logs = (self.samples, self.gpu_work, self.waits, self.ranges)
-        tables = {id(tag): tag for log in logs for tag in log.tags()}
-        self._frozen_bytes = sum(tag.nbytes for tag in tables.values() if tag is not self.tables)
-
-    def _forget_series(self) -> None:
-        """Forget the series without readings; should all have some, the older half."""
-        parts = [part.columns["series"] for part in self.readings.between(0, 1 << 63)]
-        live = set(np.unique(np.concatenate(parts)).tolist()) if parts else set()
-        keep = {number: series for number, series in self.series_defs.items() if number in live}
-        if len(keep) >= MAX_SERIES // 2:
-            keep = dict(list(keep.items())[-MAX_SERIES // 2 :])
-        self.series_defs = keep
-        self._series_ids = {(s.metric, s.gpu, s.pid, s.core): number for number, s in keep.items()}
+    def _add(
+        self,
+        log: RowLog,
+        columns: dict[str, Array],
+        check: Callable[[dict[str, Array], Tables], None],
+        tables: Tables | None,
+    ) -> None:
+        """Add rows that pass `check`, with ids of `tables` (None: of the current generation)."""
+        if not len(columns[log.end]):
+            return
+        with self.lock:
+            tables = tables or self.tables
+            check(columns, tables)
+            log.add(columns, tables)
+            self._bounds.keep(int(columns[log.end].max()), self.tables)

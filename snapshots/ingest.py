@@ -134,8 +134,7 @@ class Ingest:
         self._series.clear()
         self._series_lookup = None
         history = self._history
-        logs = (history.samples, history.gpu_work, history.waits, history.ranges, history.readings)
-        if not any(map(len, logs)):
+        if not any(map(len, history.logs)):
             history.hello = frame
 
     def _clock(self, frame: Clock) -> None:

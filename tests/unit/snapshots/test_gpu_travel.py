@@ -185,10 +185,12 @@ def test_a_generation_lives_as_long_as_its_work(planted_work: Any, work: Any) ->
     planted_work.run(work(1, 2, "main > gemm"))
     planted_work.history.roll_generation()
     planted_work.run(work(3, 4, "main > gemm"))
-    assert planted_work.history._frozen_bytes > 0
-    planted_work.history.gpu_work.drop_oldest()
-    planted_work.history._count_frozen()
-    assert planted_work.history._frozen_bytes == 0
+    history = planted_work.history
+    bounds = history._bounds
+    assert bounds.frozen_bytes > 0
+    history.gpu_work.drop_oldest()
+    bounds.count_frozen(history.tables)
+    assert bounds.frozen_bytes == 0
 
 
 # ---------------------------------------------------------------------------------------------------- hostile

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from gpuprof.snapshots import cursor as cursor_module
-from gpuprof.snapshots import history as history_module
+from gpuprof.snapshots import series_ids as series_module
 from gpuprof.snapshots import tables as tables_module
 from gpuprof.snapshots import wire
 from gpuprof.snapshots.errors import FrameError, GpuprofError
@@ -180,7 +180,7 @@ def test_a_generation_lives_as_long_as_its_rows(
 
 
 def test_series_are_interned_and_never_reused(hello: Hello, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history_module, "MAX_SERIES", 50)
+    monkeypatch.setattr(series_module, "MAX_SERIES", 50)
     history = History(hello)
     used = history.series("temp_c", gpu="G")
     history.add_readings([used], [1], [1], [5.0])
