@@ -364,7 +364,7 @@ class CpuStacks:
             at = 0
             for stack in new:
                 end = at + len(stack.packed)
-                stack.table_id = tables.packed_stack(ids[at:end])
+                stack.table_id = tables.stacks.packed(ids[at:end])
                 stack.generation = generation
                 at = end
         return [stack.table_id for stack in stacks]

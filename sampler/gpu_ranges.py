@@ -92,7 +92,7 @@ class PathStacks:
         """By path id; 0, the empty stack, for ids that are of no path."""
         for number, parent, name in paths.order[self._done :]:
             frame = tables.frame(tables.function(name, "", NVTX_BINARY, FrameKind.NVTX))
-            self._nodes[number] = tables.child(int(self._nodes[parent]), frame)
+            self._nodes[number] = tables.stacks.child(int(self._nodes[parent]), frame)
         self._done = len(paths.order)
         return self._nodes
 

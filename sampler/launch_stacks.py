@@ -247,7 +247,7 @@ class LaunchStacks:
             stack.frames = array("I", frames)
             stack.ids, stack.generation = ids, -1
         if stack.generation != tables.generation:
-            stack.table_id = tables.packed_stack(ids.to_tables(tables, stack.frames).tobytes())
+            stack.table_id = tables.stacks.packed(ids.to_tables(tables, stack.frames).tobytes())
             stack.generation = tables.generation
         return stack.table_id, complete
 

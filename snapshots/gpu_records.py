@@ -262,7 +262,7 @@ class LeafStacks:
         nodes, missing = self._memo.find(keys)
         if len(missing):
             pairs, inverse = np.unique(keys[missing], return_inverse=True)
-            child = self.tables.child
+            child = self.tables.stacks.child
             found = np.array([child(pair >> 32, pair & 0xFFFF_FFFF) for pair in pairs.tolist()], np.uint32)
             nodes[missing] = found[inverse.reshape(-1)]
             self._memo.put(pairs, found)

@@ -222,7 +222,7 @@ class Ingest:
             np.minimum(frame.parent, first - 1)
         ].tolist()  # of parents defined earlier
         ids: list[int] = []
-        child = foreign.tables.child
+        child = foreign.tables.stacks.child
         for parent, earlier, own_frame in zip(frame.parent.tolist(), ours, frames, strict=True):
             # IndexError where a parent is not smaller than its child
             ids.append(child(earlier if parent < first else ids[parent - first], own_frame))

@@ -19,9 +19,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
+from gpuprof.snapshots.carry_over import carry_over
 from gpuprof.snapshots.columns import Array
 from gpuprof.snapshots.table_view import TablesView
-from gpuprof.snapshots.tables import Tables, carry_over
+from gpuprof.snapshots.tables import Tables
 
 CLOCK_TOLERANCE_NS = 1_000_000  # conversion errors are far smaller, reuse of an id is hours away
 DEFAULT_MAX_LAUNCHES = 1 << 17

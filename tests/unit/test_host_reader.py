@@ -216,14 +216,14 @@ def test_a_busy_process_is_found(
     assert times.rss_bytes > 1 << 20
     assert child.pid not in {pid for pid, _, _ in follower.read(set())}
     with kept.lock:
-        names = {entry.pid: entry.name for entry in kept.tables._processes}
+        names = {entry.pid: entry.name for entry in kept.tables.view().processes}
     assert names[child.pid].startswith("python")
     # A new generation is told again who is there.
     sleeper = spawn("import time; time.sleep(600)")
     wait_for(lambda: sleeper.pid in {pid for pid, _, _ in follower.read({sleeper.pid})})
     kept.roll_generation()
     follower.read({sleeper.pid})
-    assert sleeper.pid in {entry.pid for entry in kept.tables._processes}
+    assert sleeper.pid in {entry.pid for entry in kept.tables.view().processes}
     follower.close()
 
 

@@ -25,7 +25,7 @@ from gpuprof.sampler.python_runtime import find_python
 from gpuprof.sampler.stack_resolver import FORGET_NS, MergedStack, StackResolver
 from gpuprof.sampler.symbol_store import SymbolStore
 from gpuprof.sampler.symbols import BinarySymbols
-from gpuprof.snapshots import tables as tables_module
+from gpuprof.snapshots import stack_tree
 from gpuprof.snapshots.frames import FrameKind
 from gpuprof.snapshots.tables import Tables
 
@@ -167,7 +167,7 @@ def test_prefixes_of_deep_stacks_are_bounded_by_their_size() -> None:
     rng = np.random.default_rng(5)
     stacks = [rng.permutation(frames).tolist() for _ in range(40)]
     found = [tables.stack(stack) for stack in stacks]
-    assert tables._prefixes.nbytes <= 2 * (tables_module._PREFIXES_BYTES + 5000)
+    assert tables.stacks._prefixes.nbytes <= 2 * (stack_tree._PREFIXES_BYTES + 5000)
     assert [tables.stack(stack) for stack in stacks] == found
     view = tables.view()
     for node, stack in zip(found, stacks, strict=True):
@@ -176,10 +176,10 @@ def test_prefixes_of_deep_stacks_are_bounded_by_their_size() -> None:
             path.append(int(view.frame[node]))
             node = int(view.parent[node])  # noqa: PLW2901
         assert path[::-1] == stack
-    held = sum(sys.getsizeof(key) for key in tables._prefixes)
-    assert held <= tables._prefixes.nbytes <= 2 * held  # it says what it takes
+    held = sum(sys.getsizeof(key) for key in tables.stacks._prefixes)
+    assert held <= tables.stacks._prefixes.nbytes <= 2 * held  # it says what it takes
     tables.freeze()
-    assert tables._prefixes.nbytes == 0
+    assert tables.stacks._prefixes.nbytes == 0
 
 
 def test_the_version_is_in_the_name_of_the_installers_record(tmp_path: Path) -> None:

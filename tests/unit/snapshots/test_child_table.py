@@ -45,7 +45,7 @@ def test_bulk_and_single_interning_agree() -> None:
         frames = stem + [rng.randrange(50) for _ in range(rng.randrange(4))]
         node = 0
         for frame in frames:
-            node = other.child(node, frame)
+            node = other.stacks.child(node, frame)
         assert one.stack(frames) == node
     assert one.view().parent.tolist() == other.view().parent.tolist()
     assert one.view().frame.tolist() == other.view().frame.tolist()

@@ -340,7 +340,7 @@ def test_remembered_leaves_are_the_ones_that_are_interned(bits: int, monkeypatch
     for _ in range(20):
         pairs = [(rng.choice(stacks), rng.choice(kernels)) for _ in range(60)]
         found = leaves.of(*zip(*pairs, strict=True))
-        assert found.tolist() == [tables.child(*pair) for pair in pairs]
+        assert found.tolist() == [tables.stacks.child(*pair) for pair in pairs]
 
 
 def test_launches_live_on_in_the_next_generation(planted: Any) -> None:

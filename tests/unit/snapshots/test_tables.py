@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from gpuprof.snapshots import process_table, stack_tree
 from gpuprof.snapshots import tables as tables_module
 from gpuprof.snapshots.frames import Frame, FrameKind, ProcessDef, ProcessDefs, StackDefs, StringDefs
 from gpuprof.snapshots.tables import Tables
@@ -82,7 +83,7 @@ def test_numpy_integers_are_as_good_as_any() -> None:
 
 
 def test_a_very_deep_stack_is_cut_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables_module, "MAX_DEPTH", 10)
+    monkeypatch.setattr(stack_tree, "MAX_DEPTH", 10)
     tables = Tables(0)
     (frame,) = frames_of(tables, 1)
     stack = tables.stack([frame] * 50)
@@ -92,6 +93,7 @@ def test_a_very_deep_stack_is_cut_not_refused(monkeypatch: pytest.MonkeyPatch) -
 def test_a_reader_that_stops_anywhere_gets_everything_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables_module, "_DEFS_PER_FRAME", 3)
     monkeypatch.setattr(tables_module, "_STRINGS_PER_FRAME", 2)
+    monkeypatch.setattr(process_table, "_DEFS_PER_FRAME", 2)
     rng = random.Random(1)
     tables = Tables(0)
     cursor = tables.cursor()
