@@ -22,6 +22,10 @@
 #include "graphs.bpf.h"
 #include "time_limits.bpf.h"
 #include "wait_choice.bpf.h"
+#include "tracked.bpf.h"
+#include "switch_rate.bpf.h"
+#include "wait_state.bpf.h"
+#include "wait_walk.bpf.h"
 #include "offcpu.bpf.h"
 #endif
 
