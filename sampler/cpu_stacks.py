@@ -12,16 +12,17 @@ import traceback
 from collections import deque
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gpuprof.bpf.programs import GraphCalls, StackPrograms
-from gpuprof.bpf.records import FAMILY_LAUNCH, HEADER, Batch
+from gpuprof.bpf.records import FAMILY_LAUNCH, Batch
 from gpuprof.sampler.frame_ids import FrameIds
-from gpuprof.sampler.launch_stacks import Launches, LaunchQueue, LaunchStacks, ThreadIds
+from gpuprof.sampler.launch_stacks import Launches, LaunchQueue, LaunchStacks
+from gpuprof.sampler.pending_records import PendingRecords
 from gpuprof.sampler.process_follower import ProcessFollower
-from gpuprof.sampler.record_threads import RecordThreads
+from gpuprof.sampler.settling import Settling
 from gpuprof.sampler.stack_resolver import MergedStack, StackResolver
 from gpuprof.sampler.symbol_store import SymbolStore
+from gpuprof.sampler.thread_ids import ThreadIds
 from gpuprof.sampler.unwind_tables import UnwindTables
 from gpuprof.sampler.wait_reader import WaitReader
 from gpuprof.snapshots.errors import GpuprofError
@@ -34,13 +35,10 @@ FIRST_TICK_S = 0.03  # until there is a stack to see
 FIRST_PUBLISH_NS = (
     100_000_000  # for the busiest processes before sampling; the others follow when they are sampled
 )
-ALIVE_S = 0.25  # how often whoever waits looks whether the reader still lives
 HURRY_S = 0.05  # while there are processes whose names may be gone after a tick
 LOSSES = ("ring_full", "conflicts", "tail_call_failed")  # counters of samples that have no record
-DRAIN_NS = 50_000_000
 TIDY_NS = 10**9
 COUNT_NS = 500_000_000  # the kernel's counters are asked at most this often
-MAX_PENDING_WORDS = 4 << 20  # 32 MB of records that wait to be named; the oldest are dropped
 MAX_FRAME_IDS = 1 << 17  # more than a generation of the tables holds; then they begin anew
 NICE = -10  # of the reader's thread, which takes a per cent or two of one core
 WANTED_FILES = 8192  # each binary and each Python process holds a descriptor
@@ -65,20 +63,16 @@ class CpuStacks:
         self._launches = LaunchQueue()
         # Idle until the source of waits has it begin.
         self.waits = WaitReader(history, programs.waits, self._follower, self._resolver, self._threads)
-        self._lost_launches = self._kernel_lost_launches = 0
+        self._kernel_lost_launches = 0
         self._to_follow: deque[int] = deque()
-        self._to_settle: deque[tuple[int, threading.Event]] = deque()
-        self._complete_ns = time.monotonic_ns()  # what happened up to then is in the history
-        self._overdue: tuple[threading.Event, float] | None = None  # of a settle(): seconds that are missing
+        self._settling = Settling()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._state, self._reason, self._hint = "starting", "", ""
         self._samples = self._truncated = self._failures = self._lost = 0
         self._programs_lock = threading.Lock()  # they are closed by the reader and asked by others
-        self._next_tidy_ns = self._drained_ns = self._next_count_ns = 0
-        self._pending: deque[Batch] = deque()
-        self._pending_words = 0
-        self._dropped = 0
+        self._next_tidy_ns = self._next_count_ns = 0
+        self._pending = PendingRecords(programs)
 
     def start(self) -> None:
         """Begin sampling; the first stacks are in the history well within a second."""
@@ -109,7 +103,7 @@ class CpuStacks:
             if problems:
                 state, reason = "degraded", "; ".join(problems)
         return SourceStatus(
-            name="cpu", state=state, reason=reason, hint=self._hint, lost=self._lost + self._dropped,
+            name="cpu", state=state, reason=reason, hint=self._hint, lost=self._lost + self._pending.dropped,
             invalid=self._failures, truncated=self._truncated, samples=self._samples,
         )  # fmt: skip
 
@@ -159,32 +153,22 @@ class CpuStacks:
 
         Where it took longer, the status says so until it is done.
         """
-        thread, done, asked_ns = self._thread, threading.Event(), time.monotonic_ns()
-        if thread is None:
+        if self._thread is None:
             return False
-        self._to_settle.append((least_wait_ns, done))
-        deadline = time.monotonic() + seconds
-        while thread.is_alive() and (left := deadline - time.monotonic()) > 0:
-            if done.wait(min(left, ALIVE_S)):
-                break
+        settled = self._settling.ask(self._thread, seconds, least_wait_ns)
         self._next_count_ns = 0  # a loss of just now is told, too
-        if thread.is_alive() and not done.is_set():
-            self._overdue = done, max(asked_ns - self._complete_ns, 0) / 1e9
-        return done.is_set()
+        return settled
 
     @property
     def complete_ns(self) -> int:
         """What happened up to then is in the history, but for a last piece of waits that still go on."""
-        return self._complete_ns
+        return self._settling.complete_ns
 
     def overdue(self) -> str:
         """What is missing where settle() gave up and it is not there yet; empty where nothing is. From any
         thread.
         """
-        overdue = self._overdue
-        if overdue is None or overdue[0].is_set():
-            return ""
-        return f"the last {max(overdue[1], 0.1):.1f} s were not read in time, as the machine is too busy"
+        return self._settling.overdue()
 
     def wait_for_launches(self, seconds: float) -> None:
         """Return when there are launches to be taken, at the latest after so long. From any thread."""
@@ -202,7 +186,7 @@ class CpuStacks:
                 self._kernel_lost_launches = counters["launch_ring_full"] + counters["launch_conflicts"]
         lost = (
             self._kernel_lost_launches
-            + self._lost_launches
+            + self._pending.dropped_launches
             + self._launches.lost
             + self._launch_stacks.invalid
         )
@@ -247,7 +231,7 @@ class CpuStacks:
         while not self._stop.is_set() and (left := deadline - time.monotonic()) > 0:
             readable, _, _ = select.select([self._programs.message_fd], [], [], left)
             if readable:
-                self._follower.handle(self._programs.messages(), self._drain)
+                self._follower.handle(self._programs.messages(), self._pending.drain)
             if self._follower.hurry_ns > time.monotonic_ns():
                 deadline = min(deadline, began + HURRY_S)
 
@@ -255,30 +239,26 @@ class CpuStacks:
         wanted = list(self._to_follow)
         for pid in wanted:
             self._follower.want(pid)
-        settling = [self._to_settle.popleft() for _ in range(len(self._to_settle))]
-        if settling:
-            self._drained_ns = 0  # now, and not only when it is time
+        questions = self._settling.take()
+        if questions:
+            self._pending.be_due()
         # Messages before the stacks that came with them: what they tell is needed to name these, and may come
         # only once. So they are read after the stacks, and what is drained meanwhile has to wait.
-        self._drain()
-        least_wait_ns = min((least_ns for least_ns, _ in settling), default=None)
+        self._pending.drain()
+        least_wait_ns = min((question.least_wait_ns for question in questions), default=None)
         self.waits.take(time.monotonic_ns(), least_wait_ns)
-        complete_ns = min(self._drained_ns, self.waits.taken_ns)
+        complete_ns = min(self._pending.drained_ns, self.waits.taken_ns)
         ready = len(self._pending)
-        self._follower.handle(self._programs.messages(), self._drain)
+        self._follower.handle(self._programs.messages(), self._pending.drain)
         for pid in wanted:  # only now: `follows` must not be true before it is so
             self._to_follow.remove(pid)
         for _ in range(ready):
             if self._pending and not self._stop.is_set():
-                batch = self._pending.popleft()
-                self._pending_words -= _words_in(batch)
-                self._consume_safely(batch)
-                self._drain()
+                self._consume_safely(self._pending.pop())
+                self._pending.drain()
         self._launches.announce()  # now, while they are no older than the records that are read for them
         self.waits.tick(time.monotonic_ns(), self._ids_with_room)
-        self._complete_ns = complete_ns
-        for _, done in settling:
-            done.set()
+        self._settling.answer(questions, complete_ns)
         now_ns = time.monotonic_ns()
         if now_ns >= self._next_tidy_ns:
             self._next_tidy_ns = now_ns + TIDY_NS
@@ -286,24 +266,6 @@ class CpuStacks:
             self._resolver.tidy(now_ns)
             self._launch_stacks.tidy(now_ns)
             self._programs.follow_cpus()
-
-    def _drain(self) -> None:
-        """Take what is in the ring, when it is time: it must not fill while tables and symbols are loaded."""
-        now_ns = time.monotonic_ns()
-        if now_ns - self._drained_ns >= DRAIN_NS:
-            self._drained_ns = now_ns
-            batch = self._programs.read()
-            for part in (batch, *self._programs.read_launches()):
-                if len(part):
-                    self._pending.append(part)
-                    self._pending_words += _words_in(part)
-            while self._pending_words > MAX_PENDING_WORDS:
-                dropped = self._pending.popleft()
-                self._pending_words -= _words_in(dropped)
-                if dropped.family[0] == FAMILY_LAUNCH:
-                    self._lost_launches += len(dropped)
-                else:
-                    self._dropped += len(dropped)
 
     def _consume_safely(self, batch: Batch) -> None:
         try:
@@ -326,7 +288,7 @@ class CpuStacks:
         with self._history.lock:
             tables = self._history.tables
             stacks = self._intern_stacks(tables, resolved.stacks)
-            threads = self._intern_threads(tables, batch, resolved.threads)
+            threads = self._threads.of_records(tables, batch, resolved.threads)
             self._history.add_samples(batch.time_ns, batch.cpu, threads, stacks)
         self._samples += len(batch)
         self._truncated += resolved.truncated
@@ -369,28 +331,9 @@ class CpuStacks:
                 at = end
         return [stack.table_id for stack in stacks]
 
-    def _intern_threads(self, tables: Tables, batch: Batch, threads: RecordThreads) -> NDArray[np.uint32]:
-        tids, comms = batch.tid[threads.first].tolist(), batch.comm[threads.first].tolist()
-        last_ns = np.zeros(len(tids), np.uint64)
-        np.maximum.at(last_ns, threads.of_record, batch.time_ns)
-        get = self._threads.get
-        ids = [
-            get(tables, process, tid, comm, time_ns)
-            for process, tid, comm, time_ns in zip(
-                threads.processes, tids, comms, last_ns.tolist(), strict=True
-            )
-        ]
-        found: NDArray[np.uint32] = np.array(ids, np.uint32)[threads.of_record]
-        return found
-
 
 def _optional(text: str | None) -> list[str]:
     return [text] if text else []
-
-
-def _words_in(batch: Batch) -> int:
-    """How much a batch holds: that of known launches has two words for each, beside the columns."""
-    return len(batch.words) + len(batch) * (HEADER.itemsize // 8)
 
 
 def _prefer_this_thread() -> None:

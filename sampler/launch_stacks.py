@@ -26,6 +26,7 @@ from gpuprof.sampler.processes import NS_PER_TICK
 from gpuprof.sampler.record_threads import find_threads
 from gpuprof.sampler.stack_memo import StackMemo
 from gpuprof.sampler.stack_resolver import StackResolver
+from gpuprof.sampler.thread_ids import ThreadIds
 from gpuprof.snapshots.frames import FrameKind
 from gpuprof.snapshots.recent import Recent
 from gpuprof.snapshots.tables import Tables
@@ -37,7 +38,6 @@ MAX_CUT_BYTES = 1 << 20
 LOOK_NS = 30 * 10**9  # how often it is looked for processes that are gone
 MAX_NEW_STACKS = 500  # named in one batch; the frames of the others are asked for again
 MAX_WAITING = 1 << 18  # launches in a LaunchQueue; the oldest are dropped
-MAX_THREADS = 1 << 12  # of one process, whose ids are kept
 MAX_EPOCHS = 8  # of one process in one batch; a process that attaches more often lies
 _STACK_BYTES = 500  # of a LaunchStack without its frames, with its key and its place
 _CUT_BYTES = 150  # of a key, without its frames, and its place
@@ -250,44 +250,6 @@ class LaunchStacks:
             stack.table_id = tables.stacks.packed(ids.to_tables(tables, stack.frames).tobytes())
             stack.generation = tables.generation
         return stack.table_id, complete
-
-
-class ThreadIds:
-    """Ids of threads in the current tables, cached in the processes."""
-
-    def __init__(self, follower: ProcessFollower) -> None:
-        self._follower = follower
-        self._generation = -1
-        # Of each pid, start and tid its last name, and since when.
-        self._named: dict[tuple[int, int, int], tuple[int, bytes]] = {}
-
-    def get(
-        self, tables: Tables, process: ProcessStacks, tid: int, comm: bytes, time_ns: int | None = None
-    ) -> int:
-        """The id of a thread of a process, with its name as the record has it, unless a later one was given.
-
-        `time_ns`: when it had that name; None: later than all before. Records of several rings come in any
-        order, and an exec renames a thread.
-        """
-        if self._generation != tables.generation:
-            self._generation = tables.generation
-            self._named.clear()
-            for known in self._follower.all():
-                known.table_threads.clear()
-        known_comm, thread = process.table_threads.get(tid, (b"", -1))
-        if thread < 0 or known_comm != comm:  # the tables keep the name that was given last
-            if len(process.table_threads) >= MAX_THREADS:  # a process may have any number
-                process.table_threads.clear()
-            # Of what the process was before an exec, too.
-            whose = process.definition.pid, process.definition.start_ns, tid
-            named_ns, name = self._named.get(whose, (0, comm))
-            if time_ns is None or time_ns >= named_ns:
-                named_ns, name = named_ns if time_ns is None else time_ns, comm
-                self._named[whose] = named_ns, name
-            process_id = tables.process(process.definition)
-            thread = tables.thread(process_id, tid, name.decode("utf-8", "backslashreplace"))
-            process.table_threads[tid] = name, thread
-        return thread
 
 
 def cut_at_probe(frames: tuple[int, ...], ids: FrameIds) -> tuple[int, ...]:

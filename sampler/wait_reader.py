@@ -19,10 +19,10 @@ from gpuprof.bpf.records import Batch
 from gpuprof.bpf.wait_programs import UNWALKED_NS, WaitPrograms
 from gpuprof.sampler.earlier_waits import KernelStack, waits_of
 from gpuprof.sampler.frame_ids import FrameIds
-from gpuprof.sampler.launch_stacks import ThreadIds
 from gpuprof.sampler.process_follower import ProcessFollower
 from gpuprof.sampler.record_threads import by_latest
 from gpuprof.sampler.stack_resolver import StackResolver
+from gpuprof.sampler.thread_ids import ThreadIds
 from gpuprof.sampler.wait_budget import OTHERS, WaitBudget
 from gpuprof.sampler.wait_peaks import Peaks
 from gpuprof.sampler.wait_rows import LastingWaits, WaitRows, rows_of

@@ -29,9 +29,10 @@ from gpuprof.sampler.gpu_coverage import Coverage
 from gpuprof.sampler.gpu_discovery import FoundRing
 from gpuprof.sampler.gpu_join import WorkJoin
 from gpuprof.sampler.gpu_session import GpuSession
-from gpuprof.sampler.launch_stacks import Launches, LaunchStacks, ThreadIds
+from gpuprof.sampler.launch_stacks import Launches, LaunchStacks
 from gpuprof.sampler.memory import give_memory_back
 from gpuprof.sampler.processes import describe, start_time_ns
+from gpuprof.sampler.thread_ids import ThreadIds
 from gpuprof.snapshots.frames import FrameKind, Hello
 from gpuprof.snapshots.history import History
 

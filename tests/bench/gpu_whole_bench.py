@@ -27,8 +27,9 @@ from gpuprof.bpf.records import launch_batches
 from gpuprof.bpf.ring import RingReader
 from gpuprof.sampler import cpu_stacks
 from gpuprof.sampler.gpu_work import GpuWork
-from gpuprof.sampler.launch_stacks import Launches, LaunchQueue, LaunchStacks, ThreadIds
+from gpuprof.sampler.launch_stacks import Launches, LaunchQueue, LaunchStacks
 from gpuprof.sampler.memory import give_memory_back
+from gpuprof.sampler.thread_ids import ThreadIds
 from gpuprof.snapshots.errors import GpuprofError
 
 LAUNCH_RING_BYTES = 4 << 20

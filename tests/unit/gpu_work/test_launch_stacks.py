@@ -19,10 +19,10 @@ from gpuprof.sampler.launch_stacks import (
     Launches,
     LaunchQueue,
     LaunchStacks,
-    ThreadIds,
     cut_at_probe,
 )
 from gpuprof.sampler.processes import NS_PER_TICK, describe
+from gpuprof.sampler.thread_ids import ThreadIds
 from gpuprof.snapshots.frames import FrameKind
 from gpuprof.snapshots.history import History
 

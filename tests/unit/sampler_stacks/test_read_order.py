@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from gpuprof.bpf.programs import MAX_MESSAGE_BYTES, StackPrograms
 from gpuprof.bpf.records import FAMILY_LAUNCH, MESSAGE, MessageReason
-from gpuprof.sampler import cpu_stacks
+from gpuprof.sampler import cpu_stacks, pending_records
 from gpuprof.sampler.cpu_stacks import CpuStacks
 from gpuprof.snapshots.frames import Hello
 from gpuprof.snapshots.history import History
@@ -89,7 +89,7 @@ class Waits:
 
 def reader(monkeypatch: Any, kernel: Kernel, handle: Callable[..., None]) -> Any:
     """A CpuStacks that reads from `kernel` whenever it may."""
-    monkeypatch.setattr(cpu_stacks, "DRAIN_NS", 0)
+    monkeypatch.setattr(pending_records, "DRAIN_NS", 0)
     monkeypatch.setattr(cpu_stacks, "UnwindTables", lambda programs: None)
     hello = Hello(1, "t", "", "", 1, 0, 0, "", 0, 99, 0, True)
     stacks: Any = CpuStacks(History(hello), kernel)  # type: ignore[arg-type]
@@ -131,11 +131,12 @@ def test_what_waits_to_be_named_is_bounded_by_what_it_takes(monkeypatch: Any) ->
     kernel.read = Stacks
     kernel.read_launches = lambda: [Known(10_000)]
     stacks = reader(monkeypatch, kernel, lambda messages, between: None)
+    pending = stacks._pending
     for _ in range(500):
-        stacks._drain()
-    held = sum(len(batch) for batch in stacks._pending)
-    assert held * 11 <= cpu_stacks.MAX_PENDING_WORDS < (held + 10_000) * 11
-    assert stacks._lost_launches + held == 500 * 10_000
+        pending.drain()
+    held = sum(len(pending.pop()) for _ in range(len(pending)))
+    assert held * 11 <= pending_records.MAX_PENDING_WORDS < (held + 10_000) * 11
+    assert pending.dropped_launches + held == 500 * 10_000
 
 
 def test_code_comes_after_what_introduces_its_process() -> None:

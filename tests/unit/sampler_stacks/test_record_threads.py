@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from gpuprof.bpf.records import HEADER, Batch, batch_of
-from gpuprof.sampler.launch_stacks import ThreadIds
 from gpuprof.sampler.record_threads import find_threads
+from gpuprof.sampler.thread_ids import ThreadIds
 from gpuprof.sampler.wait_reader import WaitReader
 from gpuprof.snapshots.frames import ProcessDef
 from gpuprof.snapshots.tables import Tables
