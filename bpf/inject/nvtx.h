@@ -1,4 +1,5 @@
-/* NVTX ranges: which are open on a thread, and what becomes of those that end (nvtx.c, nvtx_paths.c).
+/* NVTX ranges: which are open on a thread, and what becomes of those that end (nvtx.c, nvtx_paths.c), as the process's libraries tell of them
+ * (nvtx_entry.c, nvtx_text.c).
  *
  * A path is a range within the ranges that it was pushed in, by name; paths are numbered from 1, 0 is no range. Names that are too many, or
  * ranges that are nested too deep, are those of the range around them. */
@@ -8,6 +9,7 @@
 #include "controller.h"
 #include "ring.h"
 
+#include <stddef.h>
 #include <stdint.h>
 
 #define PATHS_MAX 8192u
@@ -30,6 +32,26 @@ uint16_t nvtx_path(void);
 
 /* Writes the ranges that ended and have had no row for a while; of all when `all`. The library's thread's, or before a detach. */
 void nvtx_flush(uint64_t now, int all);
+
+/* For nvtx_entry.c. `domain` and a message of a registered string are handles; `type` is one of enum nvtx_message. A push and a pop answer how
+ * many ranges are around it, or NVTX_NOT_TRACKED. */
+int nvtx_push(const void *domain, int type, const void *message);
+
+/* The innermost range of the domain ends; it need not be the innermost of all. */
+int nvtx_pop(const void *domain);
+
+/* A range that any thread may end; it is not around the launches of one, but counted. 0: nobody listens. */
+uint64_t nvtx_start(const void *domain, int type, const void *message);
+void nvtx_end(uint64_t id);
+
+/* nvtx_text.c: the text of an event, in `room` (PATH_NAME_BYTES) where it has to be put together. */
+const char *nvtx_text(const void *domain, int type, const void *message, char *room);
+
+/* UTF-8 of wide characters, as far as there is room. */
+void nvtx_narrow(const wchar_t *wide, char *text, size_t size);
+
+/* A handle with a copy of a text; NULL, which is no handle, when there are too many. They live as long as the process. */
+void *nvtx_keep(const char *text, int domain);
 
 /* nvtx_paths.c: the number of a range named `text` within `parent`. Any thread's. */
 uint16_t path_of(uint16_t parent, const char *text);
