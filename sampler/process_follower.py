@@ -16,6 +16,7 @@ from gpuprof.bpf.messages import CodeMessage, MappingMessage, Message, WhoMessag
 from gpuprof.bpf.records import MessageReason
 from gpuprof.sampler.frame_ids import FrameIds
 from gpuprof.sampler.kernel_told import FileNames, process_of, to_tick, with_mapping
+from gpuprof.sampler.known_processes import KnownProcesses
 from gpuprof.sampler.maps import Mapping, read_maps
 from gpuprof.sampler.process_stacks import INJECTION_LIBRARY, ProcessStacks
 from gpuprof.sampler.processes import cpu_ticks, describe, start_time_ns, user_name
@@ -26,14 +27,11 @@ from gpuprof.sampler.unwind_tables import UnwindTables
 from gpuprof.snapshots.frames import ProcessDef
 from gpuprof.snapshots.names import clean
 
-PURGE_AFTER_EXIT_NS = 2 * 10**9  # samples of a process are read at most a tick after its exit
 IDLE_CHECK_NS = 30 * 10**9  # a process without samples for this long is looked at whether it is still there
 EXPIRE_NS = 60 * 10**9
 MIN_SCAN_PAUSE_NS = 100_000_000
 MAX_SCAN_PAUSE_NS = 10 * 10**9
 PUBLISH_AFTER_NS = 200_000_000  # most processes are gone by then
-MAX_FORKS = 16384
-MAX_EXECS = 16384
 NEW_BINARY_PAUSE_NS = 50_000_000  # on average between programs that are read before they were sampled
 MAX_NEW_BINARIES = 50  # at once
 MAX_ENVIRON_BYTES = 256 << 10
@@ -47,13 +45,10 @@ class ProcessFollower:
         self._tables = tables
         self._symbols = symbols
         self._ids = ids
-        self._processes: dict[int, ProcessStacks] = {}
-        self._exited: list[ProcessStacks] = []
+        self._known = KnownProcesses()
         self._files = FileNames()
         self._thread_states = ThreadStateFinder()
         self._due: dict[int, int] = {}  # pid: when to look at it
-        self._forked: dict[int, tuple[ProcessStacks, int]] = {}  # pid: what it was forked from, and when
-        self._began: dict[int, int] = {}  # pid: when it became what it is by an exec
         self._new_binaries_ns = 0  # a clock that each new program puts forward
         self.hurry_ns = 0  # until then samples are to be named at once: what they are of may be gone soon
         self._next_expiry_ns = time.monotonic_ns() + EXPIRE_NS
@@ -85,22 +80,23 @@ class ProcessFollower:
             elif isinstance(message, MappingMessage):
                 self._add_mapping(message)
             elif isinstance(message, CodeMessage):
-                known = self._at(pid, to_tick(message.start_ns), now_ns)
-                if known is not None:  # also of one that has ended in the meantime
-                    known.remember(message.parts)
+                found = self._known.at(pid, to_tick(message.start_ns), now_ns)
+                if found is not None:  # also of one that has ended in the meantime
+                    found.remember(message.parts)
             elif message.reason == MessageReason.EXIT:
                 self._exit(pid)
             elif message.reason == MessageReason.EXEC:
                 self._exit(pid)
-                self._note_exec(pid, message.address)
+                self._known.note_exec(pid, message.address)
             elif message.reason == MessageReason.FORK:
-                self._fork(pid, message.address)
+                self._known.fork(pid, message.address)
+                self._tables.fork(pid)
             elif message.reason == MessageReason.NEW_BINARY:
                 self._plan_new_binary(pid, now_ns)
             elif message.reason == MessageReason.THREAD_STATES:
                 if self._find_threads(pid):
                     between()
-            elif (process := self._processes.get(pid)) is None:
+            elif (process := self._known.living.get(pid)) is None:
                 self._plan(pid, now_ns)
             elif message.reason == MessageReason.NEW_PROCESS:
                 self._due.setdefault(pid, now_ns + (0 if process.published_ns else PUBLISH_AFTER_NS))
@@ -112,16 +108,9 @@ class ProcessFollower:
                 self._publish(pid)
                 between()
 
-    def _note_exec(self, pid: int, time_ns: int) -> None:
-        """Remember when a process became what it is; of too many the oldest are forgotten."""
-        self._began.pop(pid, None)
-        if len(self._began) >= MAX_EXECS:
-            del self._began[next(iter(self._began))]
-        self._began[pid] = time_ns
-
     def _find_threads(self, pid: int) -> bool:
         """Tell the kernel side where the Python threads of a process are, which it could not find."""
-        process = self._processes.get(pid)
+        process = self._known.living.get(pid)
         if process is None or process.python is None:
             return False
         states = self._thread_states.find(pid, process.start_ns, process.python)
@@ -143,47 +132,37 @@ class ProcessFollower:
         Of what a process was before and after an exec, the one that it was at the time of the sample.
         """
         start_ns = to_tick(start_ns)
-        began_ns = self._began.get(pid, 0)
-        process = self._processes.get(pid)
+        process = self._known.living.get(pid)
         known = process is not None and process.start_ns == start_ns
+        began_ns = self._known.began_ns(pid)
         if process is not None and known and time_ns >= max(process.since_ns, began_ns):
             return process
-        found = self._at(pid, start_ns, time_ns)
+        found = self._known.at(pid, start_ns, time_ns)
         return found or self._make(pid, start_ns, began_ns if began_ns <= time_ns else 0, uid, comm)
 
     def _make(self, pid: int, start_ns: int, since_ns: int, uid: int, comm: bytes) -> ProcessStacks:
         """A process of which there are samples, but no message came."""
         definition = describe(pid)
-        over = definition is None or definition.start_ns != start_ns or since_ns < self._began.get(pid, 0)
+        over = definition is None or definition.start_ns != start_ns or since_ns < self._known.began_ns(pid)
         if definition is None or definition.start_ns != start_ns:
             definition = _from_sample(pid, start_ns, uid, comm)
         found = self._new(definition)
         found.since_ns = since_ns
-        forked, fork_ns = self._forked.get(pid, (None, 0))
-        if forked is not None and since_ns < fork_ns:
-            found.inherit(forked)
-        else:
-            forked = None
+        parent = self._known.forked_from(pid, since_ns)
+        if parent is not None:
+            found.inherit(parent)
         if over:
-            found.gone_ns = time.monotonic_ns()
-            self._exited.append(found)
+            self._known.add_gone(found)
             return found
-        self._leave(pid)
-        self._processes[pid] = found
-        if forked is None:
+        self._known.add(found)
+        if parent is None:
             self._publish(pid)
         return found
 
     def tidy(self, now_ns: int) -> None:
         """Let go of processes that are gone, and of what may be out of date; call it about once a second."""
-        keep = []
-        for process in self._exited:
-            if process.gone_ns is not None and now_ns - process.gone_ns > PURGE_AFTER_EXIT_NS:
-                process.close()
-            else:
-                keep.append(process)
-        self._exited = keep
-        for pid, process in list(self._processes.items()):
+        self._known.purge(now_ns)
+        for pid, process in list(self._known.living.items()):
             process.refresh_generated()
             if now_ns - process.last_seen_ns > IDLE_CHECK_NS:
                 process.last_seen_ns = now_ns
@@ -191,34 +170,31 @@ class ProcessFollower:
                     self._exit(pid)
         if now_ns >= self._next_expiry_ns:
             self._next_expiry_ns = now_ns + EXPIRE_NS
-            for process in self._processes.values():
+            for process in self._known.living.values():
                 process.expire()
                 if process.published_ns:  # what changed without a trace is found now
                     self._plan(process.pid, now_ns)
                 definition = describe(process.pid)
                 if definition is not None and definition.start_ns == process.start_ns:
                     process.definition = definition
-        for pid in [pid for pid, (_, at_ns) in self._forked.items() if now_ns - at_ns > EXPIRE_NS]:
-            del self._forked[pid]
-        for pid in [pid for pid, at_ns in self._began.items() if now_ns - at_ns > EXPIRE_NS]:
-            del self._began[pid]
+        self._known.forget_old(now_ns - EXPIRE_NS)
         self._symbols.trim()
         self._tables.housekeeping()
 
     def reset(self, ids: FrameIds) -> None:
         """A new set of frame ids begins."""
         self._ids = ids
-        parents = [parent for parent, _ in self._forked.values()]  # some of them are gone otherwise
-        for process in {id(one): one for one in (*self.all(), *parents)}.values():
+        for process in self._known.with_parents():
             process.reset(ids)
 
     def all(self) -> Iterable[ProcessStacks]:
         """The processes that are known, with those that exited a moment ago."""
-        return [*self._processes.values(), *self._exited]
+        return self._known.all()
 
     def unsupported_pythons(self) -> list[str]:
         """What the status says of living processes whose Python frames are not read."""
-        found = {p.unsupported_python: p.pid for p in list(self._processes.values()) if p.unsupported_python}
+        living = list(self._known.living.values())
+        found = {process.unsupported_python: process.pid for process in living if process.unsupported_python}
         return [f"{words} in pid {pid}" for words, pid in sorted(found.items())]
 
     def close(self) -> None:
@@ -235,24 +211,22 @@ class ProcessFollower:
     def _meet(self, message: WhoMessage) -> None:
         """A process that nobody knows yet was sampled."""
         pid, start_ns = message.pid, to_tick(message.start_ns)
-        process = self._processes.get(pid)
+        process = self._known.living.get(pid)
         if process is not None and process.start_ns == start_ns:
             return
         self._enter(process_of(message))
 
     def _enter(self, definition: ProcessDef) -> ProcessStacks:
         """A process, or what it became by an exec, which gives it its name."""
-        self._leave(definition.pid)
-        process = self._processes[definition.pid] = self._new(definition)
-        process.since_ns = self._began.get(definition.pid, 0)
-        for before in self._exited:
-            if (before.pid, before.start_ns) == (process.pid, process.start_ns):
-                before.definition = definition
+        process = self._new(definition)
+        process.since_ns = self._known.began_ns(definition.pid)
+        self._known.add(process)
+        self._known.name_before(process)
         return process
 
     def _add_mapping(self, message: MappingMessage) -> None:
         """A sample met a mapping that is in no published table."""
-        process = self._at(message.pid, to_tick(message.start_ns), message.time_ns)
+        process = self._known.at(message.pid, to_tick(message.start_ns), message.time_ns)
         if process is None:
             return
         mapping = self._files.mapping(message)
@@ -270,16 +244,6 @@ class ProcessFollower:
         if not message.known:
             self._plan(process.pid, process.next_scan_ns)
 
-    def _at(self, pid: int, start_ns: int, time_ns: int) -> ProcessStacks | None:
-        """What a process was at a time, as far as is known."""
-        found = [one for one in self._exited if one.pid == pid and one.start_ns == start_ns]
-        process = self._processes.get(pid)
-        if process is not None and process.start_ns == start_ns:
-            found.append(process)
-        began_ns = self._began.get(pid, 0)
-        found = [one for one in found if one.since_ns <= time_ns and not one.since_ns < began_ns <= time_ns]
-        return max(found, key=lambda one: one.since_ns) if found else None
-
     def _change(self, process: ProcessStacks, time_ns: int) -> ProcessStacks:
         """The process from a time on at which a file was mapped in the place of another; samples from
         before are named by what was there.
@@ -288,12 +252,7 @@ class ProcessFollower:
         after.inherit(process)
         after.since_ns, after.published_ns = time_ns, process.published_ns
         after.next_scan_ns, after.scan_pause_ns = process.next_scan_ns, process.scan_pause_ns
-        if self._processes.get(process.pid) is process:
-            self._leave(process.pid)
-            self._processes[process.pid] = after
-        else:
-            after.gone_ns = time.monotonic_ns()
-            self._exited.append(after)
+        self._known.add_after(process, after)
         return after
 
     def _plan_new_binary(self, pid: int, now_ns: int) -> None:
@@ -313,7 +272,7 @@ class ProcessFollower:
         mappings = read_maps(pid)
         if not mappings:  # a kernel thread, or gone
             return
-        process = self._processes.get(pid)
+        process = self._known.living.get(pid)
         if process is None or process.start_ns != definition.start_ns:
             process = self._enter(definition)
         process.definition = definition
@@ -350,30 +309,11 @@ class ProcessFollower:
             process.unsupported_python = str(error)
             return None
 
-    def _fork(self, pid: int, parent_pid: int) -> None:
-        """A process was forked. It is looked at when it is sampled; most exec at once, and are never seen."""
-        parent = self._processes.get(parent_pid)
-        known, _ = self._forked.get(parent_pid, (None, 0))
-        self._leave(pid)
-        self._began.pop(pid, None)
-        self._forked.pop(pid, None)
-        parent = parent or known
-        self._tables.fork(pid)
-        if parent is not None and len(self._forked) < MAX_FORKS:
-            self._forked[pid] = (parent, time.monotonic_ns())
-
     def _exit(self, pid: int) -> None:
         self._due.pop(pid, None)
         self._tables.forget(pid)
         self._thread_states.forget(pid)
-        self._leave(pid)
-
-    def _leave(self, pid: int) -> None:
-        """The process is gone or became another program; samples of what it was may still come."""
-        process = self._processes.pop(pid, None)
-        if process is not None:
-            process.gone_ns = time.monotonic_ns()
-            self._exited.append(process)
+        self._known.leave(pid)
 
 
 def fits(mapping: Mapping, others: Sequence[Mapping]) -> bool:

@@ -14,7 +14,7 @@ from noted_tables import NotedTables
 
 from gpuprof.bpf.messages import MappingMessage
 from gpuprof.bpf.records import ControlMessage, MessageReason
-from gpuprof.sampler import kernel_told, process_follower, python_code, stack_resolver, symbols
+from gpuprof.sampler import kernel_told, known_processes, python_code, stack_resolver, symbols
 from gpuprof.sampler.frame_ids import FrameIds
 from gpuprof.sampler.kernel_told import FileNames
 from gpuprof.sampler.maps import read_maps
@@ -33,23 +33,23 @@ SECOND_NS = 10**9
 
 
 def test_execs_are_remembered_for_a_bounded_number_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_follower, "MAX_EXECS", 100)
+    monkeypatch.setattr(known_processes, "MAX_EXECS", 100)
     follower = ProcessFollower(NotedTables(), FrameIds(), SymbolStore())  # type: ignore[arg-type]
     pids = range(1 << 23, (1 << 23) + 300)
     follower.handle([ControlMessage(pid, MessageReason.EXEC, pid) for pid in pids])
-    assert follower._began == {pid: pid for pid in pids[-100:]}
+    assert follower._known._began == {pid: pid for pid in pids[-100:]}
     follower.handle([ControlMessage(pids[-100], MessageReason.EXEC, 1)])  # once more: it is the newest now
     follower.handle([ControlMessage(pids[0], MessageReason.EXEC, 2)])
-    assert len(follower._began) == 100
-    assert follower._began[pids[-100]] == 1
-    assert pids[-99] not in follower._began
+    assert len(follower._known._began) == 100
+    assert follower._known._began[pids[-100]] == 1
+    assert pids[-99] not in follower._known._began
 
 
 def test_a_parent_that_is_gone_does_not_keep_old_frame_ids() -> None:
     follower = ProcessFollower(NotedTables(), FrameIds(), SymbolStore())  # type: ignore[arg-type]
     parent = follower.get(1 << 23, 10**10, SECOND_NS, uid=0, comm=b"x")
-    follower._forked[5] = parent, 0
-    follower._exited.clear()
+    follower._known._forked[5] = parent, 0
+    follower._known._gone.clear()
     ids = FrameIds()
     follower.reset(ids)
     assert parent._ids is ids

@@ -146,6 +146,7 @@ def bytes_held(*roots: object) -> int:
 def test_a_machine_that_starts_ten_processes_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr("gpuprof.sampler.process_follower.time", clock)
+    monkeypatch.setattr("gpuprof.sampler.known_processes.time", clock)
     monkeypatch.setattr("gpuprof.sampler.cpu_stacks.UnwindTables", lambda programs: NoTables())
     # Smaller bounds than in earnest, so that each is met often enough to tell growth from filling up.
     monkeypatch.setattr("gpuprof.snapshots.tables.MAX_PROCESSES", 600)

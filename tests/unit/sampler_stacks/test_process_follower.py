@@ -13,7 +13,8 @@ from noted_tables import NotedTables
 
 from gpuprof.bpf.records import ControlMessage, MessageReason
 from gpuprof.sampler.frame_ids import FrameIds
-from gpuprof.sampler.process_follower import PURGE_AFTER_EXIT_NS, ProcessFollower
+from gpuprof.sampler.known_processes import PURGE_AFTER_EXIT_NS
+from gpuprof.sampler.process_follower import ProcessFollower
 from gpuprof.sampler.processes import describe
 from gpuprof.sampler.symbol_store import SymbolStore
 
