@@ -26,8 +26,6 @@ TYPE_CHECKING = False  # not typing's, whose import takes longer than all that t
 if TYPE_CHECKING:
     import argparse
 
-    from gpuprof.tui.sampler_process import SamplerOptions
-
 DEFAULT_REMOTE_COMMAND = "gpuprof-tui dial-stdio"
 _EXIT_PIPE = 141
 _EXIT_INTERRUPTED = 130
@@ -127,25 +125,32 @@ def _screen(options: argparse.Namespace) -> int:
     argv = ssh_argv(options.host, options.ssh_command, options.remote_command)
     import json
 
-    return _run_screen_here("--connect", json.dumps(argv), "--label", options.host)
+    from gpuprof.tui.screen_here import run_here
+
+    return run_here("--connect", json.dumps(argv), "--label", options.host)
 
 
 def _live(options: argparse.Namespace | None = None) -> int:
     _need_terminal()
     from gpuprof.tui import supervisor
+    from gpuprof.tui.sampler_choice import sampler_options
 
-    return supervisor.run(_sampler_options(options))
+    return supervisor.run(sampler_options(options))
 
 
 def _open(options: argparse.Namespace) -> int:
     _need_file(options.file)
     _need_terminal()
-    return _run_screen_here("--file", options.file, reads=options.file)
+    from gpuprof.tui.screen_here import run_here
+
+    return run_here("--file", options.file, reads=options.file)
 
 
 def _demo(_options: argparse.Namespace) -> int:
     _need_terminal()
-    return _run_screen_here("--demo")
+    from gpuprof.tui.screen_here import run_here
+
+    return run_here("--demo")
 
 
 def _report(options: argparse.Namespace) -> int:
@@ -187,9 +192,10 @@ def _report(options: argparse.Namespace) -> int:
 
 def _record(options: argparse.Namespace) -> int:
     from gpuprof.tui import record
+    from gpuprof.tui.sampler_choice import sampler_options
 
     recording = record.RecordOptions(options.output, options.seconds, tuple(options.cmd), options.force)
-    return record.run(recording, _sampler_options(options))
+    return record.run(recording, sampler_options(options))
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -200,8 +206,9 @@ def _run(options: argparse.Namespace) -> int:
 
 def _attach(options: argparse.Namespace) -> int:
     from gpuprof.tui import attach
+    from gpuprof.tui.sampler_choice import sampler_options
 
-    sampler = _sampler_options(options)  # refused before anything is attached
+    sampler = sampler_options(options)  # refused before anything is attached
     if options.socket:
         from gpuprof.tui.sampler_process import running_service
 
@@ -219,19 +226,21 @@ def _attach(options: argparse.Namespace) -> int:
 
 def _dial(options: argparse.Namespace) -> int:
     from gpuprof.tui import dial
+    from gpuprof.tui.sampler_choice import sampler_options
 
-    return dial.run(_sampler_options(options))
+    return dial.run(sampler_options(options))
 
 
 def _sampler(options: argparse.Namespace) -> int:
     from gpuprof.tui import children, privileges
+    from gpuprof.tui.sampler_choice import offcpu_arguments
     from gpuprof.tui.sampler_process import SERVICE_SOCKET, own_command
 
     path = options.socket or SERVICE_SOCKET
     argv = children.python_argv("gpuprof.sampler", "--socket", path, "--command", own_command())
     argv += ["--hz", str(options.hz)] if options.hz is not None else []
     argv += ["--gpu-overhead", options.gpu_overhead] if options.gpu_overhead is not None else []
-    argv += _offcpu_arguments(options)
+    argv += offcpu_arguments(options)
     is_root = os.geteuid() == 0
     caller = privileges.sudo_caller(os.environ) if is_root else None
     environ = (
@@ -246,96 +255,13 @@ def _sampler(options: argparse.Namespace) -> int:
 
 def _doctor(options: argparse.Namespace) -> int:
     from gpuprof.tui import doctor
+    from gpuprof.tui.sampler_choice import sampler_options
 
     options.service = False
-    return doctor.run(_sampler_options(options))
+    return doctor.run(sampler_options(options))
 
 
 # --------------------------------------------------------------------------------------------------- helpers
-
-
-def _sampler_options(options: argparse.Namespace | None) -> SamplerOptions:
-    """What the command line says of the sampler; None: nothing."""
-    from dataclasses import replace
-
-    from gpuprof.tui.sampler_process import SamplerOptions
-
-    if options is None:
-        return SamplerOptions()
-    offcpu = _offcpu_arguments(options)
-    # Whose waits a running service follows was decided when it was started.
-    use_service = options.service and not offcpu
-    if options.socket and not use_service and options.command != "doctor":
-        other = offcpu[0] if offcpu else "--no-service"
-        raise GpuprofError(
-            f"--socket names a sampler that runs, and with {other} one is started: leave one of them out",
-            exit_code=EXIT_USAGE,
-        )
-    _refuse_what_a_service_has_settled(options, use_service=use_service)
-    found = SamplerOptions(use_service=use_service, gpu_overhead=options.gpu_overhead, offcpu=offcpu)
-    found = replace(found, socket_given=bool(options.socket))
-    return replace(found, hz=options.hz or found.hz, socket_path=options.socket or found.socket_path)
-
-
-def _refuse_what_a_service_has_settled(options: argparse.Namespace, *, use_service: bool) -> None:
-    """GpuprofError where the sampler that is used runs already, and would not heed what is asked of one."""
-    asked = {"--hz": options.hz, "--gpu-overhead": options.gpu_overhead}
-    given = [name for name, value in asked.items() if value]
-    if not given or not use_service or options.command in {"sampler", "doctor"}:
-        return
-    from gpuprof.tui.sampler_process import SERVICE_SOCKET, connect_service
-
-    path = options.socket or SERVICE_SOCKET
-    if not options.socket:
-        service = connect_service(path)
-        if service is None:
-            return
-        service.close()
-    raise GpuprofError(
-        f"the sampler at {path} was started with a {given[0]} of its own: leave {given[0]} out",
-        "" if options.socket else "or add --no-service, to start a sampler beside it",
-        EXIT_USAGE,
-    )
-
-
-def _offcpu_arguments(options: argparse.Namespace) -> tuple[str, ...]:
-    arguments = [part for pid in options.offcpu_pid or () for part in ("--offcpu-pid", str(pid))]
-    arguments += ["--offcpu-all"] if options.offcpu_all else []
-    if options.offcpu_threshold is not None:
-        arguments += ["--offcpu-threshold", options.offcpu_threshold]
-    return tuple(arguments)
-
-
-def _run_screen_here(*arguments: str, reads: str | None = None) -> int:
-    """Run the screen in this process: there is no sampler to keep it apart from."""
-    _step_down(reads)
-    from gpuprof.tui.__main__ import main as screen
-
-    return screen(list(arguments))
-
-
-def _step_down(reads: str | None) -> None:
-    """Under sudo, become the caller, whose ssh keys and files are meant; stay root only where that could not
-    work."""
-    if os.geteuid() != 0:
-        return
-    from gpuprof.tui import privileges
-    from gpuprof.tui.supervisor import files_of_the_screen
-
-    caller = privileges.sudo_caller(os.environ)
-    if caller is None:
-        return
-    needed = [*files_of_the_screen(), *([reads] if reads else [])]
-    pid = os.fork()
-    if pid == 0:  # try it in a child, since there is no way back
-        try:
-            kept = privileges.become(caller, needed)
-            os._exit(1 if kept else 0)
-        except BaseException:  # noqa: BLE001
-            os._exit(1)
-    if os.waitpid(pid, 0)[1] == 0:
-        privileges.become(caller)
-        os.environ.update({"HOME": caller.home, "USER": caller.name, "LOGNAME": caller.name})
 
 
 def _need_terminal() -> None:

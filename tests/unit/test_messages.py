@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpuprof.snapshots.errors import EXIT_UNAVAILABLE, EXIT_USAGE, GpuprofError
-from gpuprof.tui import arguments, attach, command, run, sampler_process
+from gpuprof.tui import arguments, attach, command, run, sampler_choice, sampler_process
 from gpuprof.tui.recordings import bundled_recording
 
 
@@ -153,16 +153,16 @@ def test_a_service_is_not_asked_for_what_it_would_not_do(
     monkeypatch.setattr(sampler_process, "SERVICE_SOCKET", path)
     options = arguments.parse(["record", "-o", "f", *more, *(["--socket", path] if named else [])])
     if not named:  # no service runs: a sampler is started, as asked
-        assert command._sampler_options(options).use_service
+        assert sampler_choice.sampler_options(options).use_service
     with socket.socket(socket.AF_UNIX) as service:
         service.bind(path)
         service.listen()
         with pytest.raises(GpuprofError, match=f"leave {more[0]} out") as caught:
-            command._sampler_options(options)
+            sampler_choice.sampler_options(options)
         assert caught.value.exit_code == EXIT_USAGE
         options.service = False
         options.socket = None
-        assert not command._sampler_options(options).use_service
+        assert not sampler_choice.sampler_options(options).use_service
 
 
 def test_what_a_service_would_not_do_is_refused_before_anything_is_attached(
