@@ -1,5 +1,6 @@
 /* CUPTI taken into use, and let go of (session.h). */
 #define _GNU_SOURCE
+#include "call_classes.h"
 #include "calls.h"
 #include "graphs.h"
 #include "names.h"

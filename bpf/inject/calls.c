@@ -1,9 +1,11 @@
 /* What happens at each call of the CUDA driver: launches are stamped and some of them, chosen by chance, call the probe; calls that wait for
  * the device are timed (calls.h). */
 #define _GNU_SOURCE
+#include "call_classes.h"
 #include "calls.h"
 #include "events.h"
 #include "graphs.h"
+#include "launch_notes.h"
 #include "nvtx.h"
 #include "session.h"
 #include "shared.h"
@@ -12,24 +14,13 @@
 #include <unistd.h>
 
 #define EXPORT __attribute__((visibility("default")))
-#define CALL_IDS 1024u
-#define NOTES_BITS 18     /* 2^18 launches may lie between a launch and its record */
 #define TIMED_MASK 63u    /* one callback of so many is timed */
 #define SHIFT_BITS 6      /* of the word that CUPTI keeps from enter to exit: the rest of it is the time */
 #define BURST_SHIFT 6
 #define LONG_COPY_NS 50000u /* a copy that may return before it is done has waited when it took so long; so has a call that frees */
 #define NESTED 4u           /* calls of a thread that are within each other, as far as they are told apart */
 
-/* CALL_FREE: gives something back, and waits for the device first where that still uses it. CALL_RECORD: of an event. CALL_OTHER: only to detach.
- * CALL_GRAPH: makes, changes or destroys one (graphs.h). */
-enum call_class { CALL_NONE, CALL_LAUNCH, CALL_COPY, CALL_WAIT, CALL_FREE, CALL_RECORD, CALL_OTHER, CALL_GRAPH };
-
-static uint8_t class_of[CALL_IDS];
-static uint64_t notes[1u << NOTES_BITS]; /* by correlation id: time of the enter << SHIFT_BITS | mark() */
-static uint16_t note_paths[1u << NOTES_BITS]; /* with them: the NVTX ranges */
 static uint64_t probe_ns, timed_calls, timed_ns, probes, stacks_now, others, other_ns; /* all atomic */
-static int events_awaited;  /* the process waits for events; atomic */
-static int events_followed; /* the library's thread's */
 
 /* The uprobe sits on the first instruction, a 5-byte nop, which the kernel replaces by a call instead of a trap. Arguments: rdi correlation id,
  * rsi CLOCK_MONOTONIC ns at the call's enter, rdx attach epoch, rcx how many launches this one stands for; 0: it is there for the wait only. */
@@ -37,80 +28,6 @@ EXPORT __attribute__((naked, noinline)) void gpuprof_launch(uint64_t correlation
 {
     (void)correlation, (void)enter_ns, (void)attach, (void)weight;
     __asm__ volatile(".byte 0x0f, 0x1f, 0x44, 0x00, 0x00\n\tret");
-}
-
-/* ---- which calls ---------------------------------------------------------------------------------------------------------- */
-
-static void enable(const struct cupti_api *cupti, cupti_subscriber subscriber, uint32_t id, enum call_class class)
-{
-    __atomic_store_n(&class_of[id], (uint8_t)class, __ATOMIC_RELAXED);
-    cupti->cuptiEnableCallback(1, subscriber, DOMAIN_DRIVER_API, id); /* an id that this CUPTI does not know is an error to ignore */
-}
-
-void calls_enable(const struct cupti_api *cupti, cupti_subscriber subscriber)
-{
-    static const uint32_t launches[] = {
-        CBID_cuLaunch,           CBID_cuLaunchGrid,           CBID_cuLaunchGridAsync,
-        CBID_cuLaunchKernel,     CBID_cuLaunchKernel_ptsz,    CBID_cuLaunchCooperativeKernel,
-        CBID_cuLaunchKernelEx,   CBID_cuLaunchKernelEx_ptsz,  CBID_cuLaunchCooperativeKernel_ptsz,
-        CBID_cuGraphLaunch,      CBID_cuGraphLaunch_ptsz,     CBID_cuLaunchCooperativeKernelMultiDevice,
-    };
-    static const struct cbid_range copies[] = CBID_COPY_RANGES;
-    static const uint32_t waits[] = {
-        CBID_cuCtxSynchronize, CBID_cuCtxSynchronize_v2, CBID_cuEventSynchronize, CBID_cuStreamSynchronize, CBID_cuStreamSynchronize_ptsz,
-    };
-    static const uint32_t frees[] = {CBID_cuMemFree_v2, CBID_cuMemFreeHost, CBID_cuMemHostUnregister};
-    for (size_t i = 0; i < sizeof launches / sizeof *launches; i++)
-        enable(cupti, subscriber, launches[i], CALL_LAUNCH);
-    for (size_t i = 0; i < sizeof copies / sizeof *copies; i++)
-        for (uint32_t id = copies[i].first; id <= copies[i].last; id++)
-            enable(cupti, subscriber, id, CALL_COPY);
-    for (size_t i = 0; i < sizeof waits / sizeof *waits; i++)
-        enable(cupti, subscriber, waits[i], CALL_WAIT);
-    for (size_t i = 0; i < sizeof frees / sizeof *frees; i++)
-        enable(cupti, subscriber, frees[i], CALL_FREE);
-    for (size_t i = 0; i < graphs_count; i++)
-        enable(cupti, subscriber, graphs_ids[i], CALL_GRAPH);
-    events_followed = 0;
-    calls_follow_events(cupti, subscriber);
-}
-
-void calls_disable(const struct cupti_api *cupti, cupti_subscriber subscriber)
-{
-    for (uint32_t id = 0; id < CALL_IDS; id++) {
-        enum call_class class = (enum call_class)__atomic_load_n(&class_of[id], __ATOMIC_RELAXED);
-        if (class != CALL_NONE && class != CALL_GRAPH)
-            cupti->cuptiEnableCallback(0, subscriber, DOMAIN_DRIVER_API, id);
-    }
-}
-
-static const uint32_t event_records[] = {
-    CBID_cuEventRecord, CBID_cuEventRecord_ptsz, CBID_cuEventRecordWithFlags, CBID_cuEventRecordWithFlags_ptsz,
-};
-
-void calls_follow_events(const struct cupti_api *cupti, cupti_subscriber subscriber)
-{
-    if (events_followed || !__atomic_load_n(&events_awaited, __ATOMIC_RELAXED) || !cupti->cuptiGetStreamIdEx)
-        return;
-    events_followed = 1;
-    events_forget();
-    for (size_t i = 0; i < sizeof event_records / sizeof *event_records; i++)
-        enable(cupti, subscriber, event_records[i], CALL_RECORD);
-}
-
-void calls_enable_more(const struct cupti_api *cupti, cupti_subscriber subscriber, uint32_t on)
-{
-    static const uint32_t more[] = {
-        CBID_cuCtxGetCurrent, CBID_cuCtxSetCurrent, CBID_cuEventRecord,        CBID_cuEventRecord_ptsz,  CBID_cuEventQuery,
-        CBID_cuStreamQuery,   CBID_cuMemAlloc_v2,   CBID_cuStreamQuery_ptsz,   CBID_cuMemGetInfo_v2,     CBID_cuMemAllocAsync,
-        CBID_cuMemFreeAsync,  CBID_cuMemAllocAsync_ptsz, CBID_cuMemFreeAsync_ptsz,
-    };
-    for (size_t i = 0; i < sizeof more / sizeof *more; i++) {
-        if (events_followed && (more[i] == CBID_cuEventRecord || more[i] == CBID_cuEventRecord_ptsz))
-            continue; /* is enabled anyway, and stays */
-        __atomic_store_n(&class_of[more[i]], (uint8_t)CALL_OTHER, __ATOMIC_RELAXED);
-        cupti->cuptiEnableCallback(on, subscriber, DOMAIN_DRIVER_API, more[i]);
-    }
 }
 
 /* ---- chance --------------------------------------------------------------------------------------------------------------- */
@@ -125,27 +42,6 @@ static uint64_t chance(uint32_t correlation, uint64_t time_ns)
 }
 
 static int one_of(uint64_t random, uint32_t shift) { return shift == 0 || random >> (64 - shift) == 0; }
-
-/* Which of the launches that share a place is meant, ids beginning anew with each attach: five bits above the one for what was left out. */
-static uint64_t mark(uint32_t correlation, uint32_t epoch) { return ((correlation >> NOTES_BITS) + 11 * epoch) % 32 << 1; }
-
-static uint64_t *place_of(uint32_t correlation) { return &notes[correlation & ((1u << NOTES_BITS) - 1)]; }
-
-static void note(uint32_t correlation, uint64_t entered, int left_out)
-{
-    uint64_t which = mark(correlation, __atomic_load_n(&session.epoch, __ATOMIC_RELAXED));
-    __atomic_store_n(&note_paths[place_of(correlation) - notes], nvtx_path(), __ATOMIC_RELAXED);
-    __atomic_store_n(place_of(correlation), entered << SHIFT_BITS | which | (unsigned)left_out, __ATOMIC_RELEASE);
-}
-
-uint64_t calls_noted(uint32_t correlation, uint32_t epoch, uint16_t *left_out, uint16_t *path)
-{
-    uint64_t word = __atomic_load_n(place_of(correlation), __ATOMIC_ACQUIRE);
-    int ours = (word & 62) == mark(correlation, epoch);
-    *left_out = ours && (word & 1);
-    *path = ours ? __atomic_load_n(&note_paths[place_of(correlation) - notes], __ATOMIC_RELAXED) : 0;
-    return ours ? word >> SHIFT_BITS : 0;
-}
 
 /* ---- from the enter of a call to its exit ---------------------------------------------------------------------------------- */
 
@@ -220,7 +116,7 @@ static void enter(const struct cupti_callback_data *call, uint32_t cbid, enum ca
         if (at_once && __atomic_load_n(&stacks_now, __ATOMIC_RELAXED) >= at_once)
             shift += BURST_SHIFT;
         taken = one_of(chance(call->correlation_id, now), (uint32_t)shift);
-        note(call->correlation_id, now, !taken);
+        launch_note(call->correlation_id, now, !taken);
     }
     /* now < 2^58: nine years after the machine's start. */
     keep(call, cbid, shared, now << SHIFT_BITS | (taken ? shift + 1 : 0));
@@ -277,8 +173,8 @@ static void waited(const struct cupti_callback_data *call, uint32_t cbid, enum c
 {
     uint64_t end = now_ns();
     int may_wait = class == CALL_FREE || (class == CALL_COPY && !blocks(call->function_name));
-    if (cbid == CBID_cuEventSynchronize && !__atomic_load_n(&events_awaited, __ATOMIC_RELAXED))
-        __atomic_store_n(&events_awaited, 1, __ATOMIC_RELAXED);
+    if (cbid == CBID_cuEventSynchronize)
+        calls_await_event();
     if (end <= entered || (may_wait && end - entered < LONG_COPY_NS))
         return;
     uint64_t length = end - entered, threshold = __atomic_load_n(&session.plan.wait_ns, __ATOMIC_RELAXED);
@@ -332,7 +228,7 @@ void calls_back(void *user, int domain, uint32_t cbid, const void *data)
     (void)domain;
     int shared = user != NULL;
     const struct cupti_callback_data *call = data;
-    enum call_class class = cbid < CALL_IDS ? (enum call_class)__atomic_load_n(&class_of[cbid], __ATOMIC_RELAXED) : CALL_NONE;
+    enum call_class class = class_of_call(cbid);
     if (class == CALL_NONE)
         return;
     if (class == CALL_GRAPH) {

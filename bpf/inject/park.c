@@ -1,6 +1,6 @@
 /* A stop without a finalize, while the process makes CUDA graphs (session.h). */
 #define _GNU_SOURCE
-#include "calls.h"
+#include "call_classes.h"
 #include "graphs.h"
 #include "nvtx.h"
 #include "session.h"

@@ -1,6 +1,6 @@
 /* What CUPTI hands over, written into the ring: activity records, its clock, the process's devices (session.h). */
 #define _GNU_SOURCE
-#include "calls.h"
+#include "launch_notes.h"
 #include "names.h"
 #include "nvtx.h"
 #include "session.h"
@@ -257,6 +257,17 @@ static void judge(const struct ring_slot *slot)
     enter = slot->work.enter;
 }
 
+/* What records of all kinds have, under the same names. */
+#define TAKE_WORK(slot, record)                             \
+    do {                                                    \
+        (slot).device = ordinal((record)->device);          \
+        (slot).work.start = (record)->start;                \
+        (slot).work.end = (record)->end;                    \
+        (slot).work.correlation = (record)->correlation;    \
+        (slot).work.stream = (record)->stream;              \
+        (slot).work.context = (record)->context;            \
+    } while (0)
+
 /* Returns whether the record is of a kind that is wanted. */
 static int write_record(const void *record, uint32_t epoch)
 {
@@ -266,12 +277,7 @@ static int write_record(const void *record, uint32_t epoch)
     case ACTIVITY_CONCURRENT_KERNEL: {
         const struct cupti_kernel *k = record;
         slot.kind = SLOT_KERNEL;
-        slot.device = ordinal(k->device);
-        slot.work.start = k->start;
-        slot.work.end = k->end;
-        slot.work.correlation = k->correlation;
-        slot.work.stream = k->stream;
-        slot.work.context = k->context;
+        TAKE_WORK(slot, k);
         slot.work.bytes_or_node = k->graph_node;
         slot.work.graph = k->graph;
         name = k->name;
@@ -281,31 +287,21 @@ static int write_record(const void *record, uint32_t epoch)
         const struct cupti_memcpy *m = record;
         slot.kind = SLOT_MEMCPY;
         slot.flags = m->copy_kind;
-        slot.device = ordinal(m->device);
-        slot.work.start = m->start;
-        slot.work.end = m->end;
-        slot.work.correlation = m->correlation;
-        slot.work.stream = m->stream;
-        slot.work.context = m->context;
+        TAKE_WORK(slot, m);
         slot.work.bytes_or_node = m->bytes;
         break;
     }
     case ACTIVITY_MEMSET: {
         const struct cupti_memset *m = record;
         slot.kind = SLOT_MEMSET;
-        slot.device = ordinal(m->device);
-        slot.work.start = m->start;
-        slot.work.end = m->end;
-        slot.work.correlation = m->correlation;
-        slot.work.stream = m->stream;
-        slot.work.context = m->context;
+        TAKE_WORK(slot, m);
         slot.work.bytes_or_node = m->bytes;
         break;
     }
     default:
         return 0;
     }
-    slot.work.enter = calls_noted(slot.work.correlation, epoch, &slot.work.no_stack, &slot.work.path);
+    slot.work.enter = launch_noted(slot.work.correlation, epoch, &slot.work.no_stack, &slot.work.path);
     judge(&slot);
     write_work(&slot, name);
     return 1;

@@ -1,17 +1,19 @@
 /* What the parts of the injection library share.
  *
- *   inject.c      starts and ends, and the library's thread
- *   look.c        what that thread does at each look at its listener
- *   attach.c      CUPTI taken into use, and let go of
- *   shared.c      the same beside another subscriber
- *   calls.c       what happens at each call of the CUDA driver
- *   events.c      which stream an event is of
- *   contexts.c    whether a context is being made
- *   graphs.c      whether graphs are being made
- *   park.c        a stop without a finalize, while they are
- *   records.c     what CUPTI hands over, written into the ring
- *   nvtx.c        the program's NVTX ranges, and which of them a launch is in
- *   controller.c  how many stacks, and how much time, the budget allows
+ *   inject.c        starts and ends, and the library's thread
+ *   look.c          what that thread does at each look at its listener
+ *   attach.c        CUPTI taken into use, and let go of
+ *   shared.c        the same beside another subscriber
+ *   call_classes.c  which calls of the CUDA driver are looked at
+ *   calls.c         what happens at each of them
+ *   launch_notes.c  what is known of a launch until its record comes
+ *   events.c        which stream an event is of
+ *   contexts.c      whether a context is being made
+ *   graphs.c        whether graphs are being made
+ *   park.c          a stop without a finalize, while they are
+ *   records.c       what CUPTI hands over, written into the ring
+ *   nvtx.c          the program's NVTX ranges, and which of them a launch is in (nvtx_entry.c, nvtx_text.c, nvtx_paths.c)
+ *   controller.c    how many stacks, and how much time, the budget allows
  */
 #ifndef GPUPROF_SESSION_H
 #define GPUPROF_SESSION_H

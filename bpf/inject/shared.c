@@ -1,6 +1,7 @@
 /* CUPTI used beside another subscriber (shared.h). */
 #define _GNU_SOURCE
 #include "shared.h"
+#include "call_classes.h"
 #include "calls.h"
 #include "graphs.h"
 #include "session.h"
