@@ -14,18 +14,20 @@ that time and what occurred in it are left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gpuprof.snapshots import fold
-from gpuprof.snapshots.columns import Array, Rows
+from gpuprof.snapshots.columns import Array
 from gpuprof.snapshots.errors import EXIT_USAGE, GpuprofError
-from gpuprof.snapshots.frames import FrameKind
 from gpuprof.snapshots.gaps import EMPTY, Spans, union
-from gpuprof.snapshots.table_view import TablesView, TaggedRows
+from gpuprof.snapshots.occurrences import occurrences
+from gpuprof.snapshots.range_loops import most_regular, ranges_by_name
+from gpuprof.snapshots.rate_windows import Occurrences, Windows, joined, windows
+from gpuprof.snapshots.table_view import TaggedRows
 from gpuprof.snapshots.work_frames import (
     MAX_NAME,
     MAX_RATES,
@@ -42,39 +44,7 @@ if TYPE_CHECKING:
 
 LOOK_BACK_NS = (5 * 10**8, 5 * 10**9, 60 * 10**9)  # for where the first window begins, step by step
 ENOUGH_BEFORE = 5  # occurrences before the range, so that the usual interval is known
-QUIET_NS = (
-    2 * 10**9
-)  # without an occurrence for so long, and for QUIET_TIMES the usual interval: nothing is done
-QUIET_TIMES = 4
 LEAST_WINDOW_NS = 1_000_000
-LEAST_ROUNDS = 5  # of a loop
-ALIKE = 0.05  # loops whose irregularity differs by less are equally regular: the longer one counts
-
-KERNEL_KINDS = (FrameKind.GPU_KERNEL, FrameKind.GPU_COMM)
-WORK_KINDS = (*KERNEL_KINDS, FrameKind.GPU_COPY)
-CODE_KINDS = (FrameKind.PYTHON, FrameKind.NATIVE, FrameKind.JIT, FrameKind.KERNEL_SPACE)
-
-
-@dataclass(frozen=True, slots=True)
-class Occurrences:
-    """Instants (i64, ns, in order) in which something ended, how many each stands for, and by which
-    processes (pids) it was done.
-    """
-
-    end_ns: Array
-    weight: Array
-    pids: frozenset[int] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class Windows:
-    """Windows of one work rate, as columns; see work_frames.Rates."""
-
-    start_ns: Array
-    end_ns: Array
-    recorded_ns: Array
-    count: Array
-    error: Array
 
 
 def answer(history: History, query: RateQuery) -> Rates:
@@ -100,59 +70,6 @@ def answer(history: History, query: RateQuery) -> Rates:
         _column(found, "count", np.float64),
         _column(found, "error", np.float64),
     )
-
-
-def kind_of(frame: int) -> WorkKind | None:
-    """Return what is counted of a row of a tree with this FrameKind; None: it has no work rate."""
-    if frame in WORK_KINDS:
-        return WorkKind.KERNEL
-    if frame in CODE_KINDS:
-        return WorkKind.LAUNCH
-    if frame == FrameKind.NVTX:
-        return WorkKind.RANGE
-    return WorkKind.KERNELS if frame in {FrameKind.PROCESS, FrameKind.ROOT} else None
-
-
-def windows(
-    work: Occurrences,
-    start_ns: int,
-    end_ns: int,
-    window_ns: int,
-    *,
-    asked_ns: int = 0,
-    unrecorded: Spans = EMPTY,
-) -> Windows:
-    """Return the windows that end in [start_ns, end_ns), of about `window_ns` where the work is frequent.
-
-    `work`: what ended before `end_ns`, from before the start on, as far as it is known; none of it in
-    `unrecorded` time. `asked_ns`: until then nothing more will come, where that is later than `end_ns`.
-    """
-    end, total = work.end_ns, np.concatenate([[0.0], np.cumsum(work.weight)])
-    noise = np.concatenate([[0.0], np.cumsum(work.weight * (work.weight - 1))])
-    if not len(end):
-        none = np.zeros(0)
-        return Windows(none, none, none, none, none)
-    last = np.flatnonzero(np.append(np.diff(end // window_ns) > 0, True))
-    edge = end[last]
-    if (edge[-1] // window_ns + 1) * window_ns > max(end_ns, asked_ns):  # more may come in its cell
-        last, edge = last[:-1], edge[:-1]
-    begin, until, number = edge[:-1], edge[1:], last
-    count = total[number[1:] + 1] - total[number[:-1] + 1]
-    error = np.sqrt(np.maximum(noise[number[1:] + 1] - noise[number[:-1] + 1], 0))
-    inside = (until >= start_ns) & (until < end_ns)
-    begin, until, count, error = begin[inside], until[inside], count[inside], error[inside]
-    usual = float(np.median(np.diff(edge[-64:]))) if len(edge) > 1 else 0.0
-    newest = int(end[-1])
-    if end_ns - newest > max(QUIET_NS, QUIET_TIMES * usual):
-        if len(edge) and newest != edge[-1] and newest >= start_ns:  # the cell is over all the same
-            rest = total[-1] - total[last[-1] + 1]
-            begin, until = np.append(begin, edge[-1]), np.append(until, newest)
-            count, error = np.append(count, rest), np.append(error, np.sqrt(noise[-1] - noise[last[-1] + 1]))
-        begin, until = np.append(begin, newest), np.append(until, end_ns)
-        count, error = np.append(count, 0.0), np.append(error, 0.0)
-    recorded = (until - begin) - unrecorded.overlap(begin, until)
-    some = recorded > 0
-    return Windows(begin[some], until[some], recorded[some], count[some], error[some])
 
 
 # ----------------------------------------------------------------------------------------------- one question
@@ -200,14 +117,14 @@ def _one(history: History, rows: _Read, wanted: Wanted) -> tuple[Counted, Window
     if wanted.kind == WorkKind.LOOP:
         low_ns = max(start_ns - LOOK_BACK_NS[-1], 0)
         parts = fold.by_tables(rows.of("ranges", low_ns, end_ns))
-        name = _loop([_ranges_by_name(view, blocks, low_ns, end_ns) for view, blocks in parts])
+        name = most_regular([ranges_by_name(view, blocks, low_ns, end_ns) for view, blocks in parts])
         if name is None:
             return Counted("", reason="no NVTX range came round regularly"), nothing
         wanted = replace(wanted, kind=WorkKind.RANGE.value, name=name)
     for look_back_ns in LOOK_BACK_NS:
         low_ns = max(start_ns - look_back_ns, 0)
         parts = fold.by_tables(rows.of("ranges" if in_ranges else "gpu_work", low_ns, end_ns))
-        work = _joined([_occurrences(view, blocks, wanted, low_ns, end_ns) for view, blocks in parts])
+        work = joined([occurrences(view, blocks, wanted, low_ns, end_ns) for view, blocks in parts])
         if np.count_nonzero(work.end_ns < start_ns) >= ENOUGH_BEFORE:
             break
     unrecorded = _unrecorded(history, work.pids, low_ns, end_ns)
@@ -236,79 +153,6 @@ def _held(history: History, *, in_ranges: bool) -> tuple[int, int]:
     return first_ns, last_ns
 
 
-def _occurrences(
-    view: TablesView, blocks: Sequence[Rows], wanted: Wanted, low_ns: int, end_ns: int
-) -> Occurrences:
-    """Return the rows of one generation that are what is wanted and end in [low_ns, end_ns)."""
-    in_ranges = wanted.kind == WorkKind.RANGE
-    names = ["end_ns", "thread", "stack", "weight", *(() if in_ranges else ("gpu", "again"))]
-    columns = {name: np.concatenate([rows.columns[name] for rows in blocks]) for name in names}
-    end = columns["end_ns"].astype(np.int64)
-    keep = (end >= low_ns) & (end < end_ns) & _right_stack(view, columns["stack"], wanted)
-    if wanted.gpu is not None and not in_ranges:
-        keep &= columns["gpu"] == _string_id(view, wanted.gpu)
-    process = view.thread_process[columns["thread"]]
-    pids = np.array([found.pid for found in list(view.processes)], np.int64)
-    if wanted.pid is not None:
-        keep &= pids[process] == wanted.pid
-    if wanted.kind == WorkKind.LAUNCH:
-        keep &= (columns["again"] == 0) & (columns["weight"] >= 1)
-    weighs = in_ranges or wanted.kind == WorkKind.LAUNCH
-    weight = columns["weight"][keep].astype(np.float64) if weighs else np.ones(np.count_nonzero(keep))
-    return Occurrences(end[keep], weight, frozenset(pids[np.unique(process[keep])].tolist()))
-
-
-def _joined(parts: Iterable[Occurrences]) -> Occurrences:
-    parts = list(parts)
-    if not parts:
-        return Occurrences(np.zeros(0, np.int64), np.zeros(0))
-    end = np.concatenate([part.end_ns for part in parts])
-    weight = np.concatenate([part.weight for part in parts])
-    order = np.argsort(end, kind="stable")
-    return Occurrences(end[order], weight[order], frozenset().union(*(part.pids for part in parts)))
-
-
-def _string_id(view: TablesView, text: str) -> int:
-    """Return the id of a string, 0 (which no name has) where the tables do not have it."""
-    try:
-        return view.strings.index(text) if text else 0
-    except ValueError:
-        return 0
-
-
-def _right_stack(view: TablesView, stack: Array, wanted: Wanted) -> Array:
-    """Return a mask of the rows whose leaf, or one of whose callers, is what is wanted."""
-    stacks, of_row = fold.compact(stack, len(view.parent))
-    right = np.zeros(len(stacks), np.bool_)
-    frames = _right_frames(view, wanted)
-    if frames.any():
-        current = stacks.copy()
-        while True:
-            right |= (current > 0) & frames[view.frame[current]]
-            current = view.parent[current]
-            if wanted.kind != WorkKind.LAUNCH or not current.any():
-                break
-    return right[of_row]
-
-
-def _right_frames(view: TablesView, wanted: Wanted) -> Array:
-    """Return a mask over all frames of those that are what is wanted."""
-    kinds: Mapping[str, tuple[FrameKind, ...]] = {
-        WorkKind.KERNELS: KERNEL_KINDS,
-        WorkKind.KERNEL: WORK_KINDS,
-        WorkKind.LAUNCH: CODE_KINDS,
-        WorkKind.RANGE: (FrameKind.NVTX,),
-    }
-    right = np.isin(view.kind, np.array([int(kind) for kind in kinds[wanted.kind]], np.uint8))
-    if wanted.kind != WorkKind.KERNELS:
-        number = _string_id(view, wanted.name)
-        right &= (view.name == number) & (number > 0)
-        if wanted.file and wanted.kind == WorkKind.LAUNCH:
-            right &= view.file == _string_id(view, wanted.file)
-    mask: Array = right[view.frame_function]
-    return mask
-
-
 def _unrecorded(history: History, pids: frozenset[int], start_ns: int, end_ns: int) -> Spans:
     """Return when one of the processes was on a device and its work was not recorded."""
     missing = EMPTY
@@ -332,43 +176,6 @@ def _unrecorded(history: History, pids: frozenset[int], start_ns: int, end_ns: i
         yes = value >= 0.5
         missing = missing.joined(union(start[~yes], end[~yes]).minus(union(start[yes], end[yes])))
     return missing
-
-
-# ------------------------------------------------------------------------------------------------------ loops
-
-
-def _ranges_by_name(
-    view: TablesView, blocks: Sequence[Rows], low_ns: int, end_ns: int
-) -> dict[str, tuple[Array, float]]:
-    """Return of the outermost ranges of one generation by name: their ends, and the time in them."""
-    stack, start, end = (
-        np.concatenate([rows.columns[name] for rows in blocks]) for name in ("stack", "start_ns", "end_ns")
-    )
-    inside = (view.parent[stack] == 0) & (stack > 0) & (end >= low_ns) & (end < end_ns)
-    stack, start, end = stack[inside], start[inside].astype(np.int64), end[inside].astype(np.int64)
-    found: dict[str, tuple[Array, float]] = {}
-    for node in np.unique(stack).tolist():
-        mine = stack == node
-        name = view.strings[int(view.name[view.frame_function[view.frame[node]]])]
-        found[name] = (end[mine], float((end[mine] - start[mine]).sum()))
-    return found
-
-
-def _loop(parts: Sequence[dict[str, tuple[Array, float]]]) -> str | None:
-    """Return the name of the range that comes round most regularly; of equals, that with most time in it."""
-    scores: dict[str, tuple[float, float]] = {}
-    for name in {name for part in parts for name in part}:
-        mine = [part[name] for part in parts if name in part]
-        end = np.sort(np.concatenate([ends for ends, _ in mine]))
-        interval = np.diff(end)
-        usual = float(np.median(interval)) if len(interval) >= LEAST_ROUNDS else 0.0
-        if usual > 0:
-            irregular = float(np.median(np.abs(interval - usual))) / usual
-            scores[name] = (irregular, sum(time for _, time in mine))
-    if not scores:
-        return None
-    best = min(irregular for irregular, _ in scores.values()) + ALIKE
-    return max((name for name in scores if scores[name][0] <= best), key=lambda name: (scores[name][1], name))
 
 
 def _column(parts: Sequence[Windows], name: str, dtype: type) -> Array:

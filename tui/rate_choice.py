@@ -6,8 +6,8 @@ import re
 
 from gpuprof.snapshots.errors import GpuprofError
 from gpuprof.snapshots.frames import FrameKind
+from gpuprof.snapshots.occurrences import kind_of
 from gpuprof.snapshots.work_frames import WorkKind
-from gpuprof.snapshots.work_rate import kind_of
 from gpuprof.tui.rate_feed import Choice
 from gpuprof.tui.widgets.flame_rows import FlameRows
 

@@ -13,9 +13,9 @@ from gpuprof.snapshots.file import SnapshotWriter, read_snapshot
 from gpuprof.snapshots.frames import FrameKind, Hello, ProcessDef
 from gpuprof.snapshots.gaps import EMPTY, union
 from gpuprof.snapshots.history import History
+from gpuprof.snapshots.rate_windows import Occurrences, windows
 from gpuprof.snapshots.report_rates import rate_lines, rates_between
 from gpuprof.snapshots.work_frames import MAX_RATES, RateQuery, Rates, Wanted
-from gpuprof.snapshots.work_rate import Occurrences, windows
 
 S = 10**9
 MS = 10**6
