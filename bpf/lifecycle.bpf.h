@@ -11,14 +11,30 @@ static __always_inline void forget_process(u32 pid, u32 reason) {
         send_message(pid, reason, bpf_ktime_get_ns());
 }
 
-// sched_process_fork(struct task_struct *parent, struct task_struct *child)
-int on_fork(struct bpf_raw_tracepoint_args *ctx) {
-    u64 child = ctx->args[1];
+// The process that a fork makes; 0 where that is a thread, or cannot be told.
+static __always_inline u32 forked_process(u64 child) {
     u32 pid = 0, tid = 0;
     if (bpf_probe_read_kernel(&pid, 4, (void *)(child + TASK_TGID)))
         return 0;
     if (bpf_probe_read_kernel(&tid, 4, (void *)(child + TASK_PID)) || tid != pid)
-        return 0;  // a thread
+        return 0;
+    return pid;
+}
+
+// Whether a thread that exits is the last of its process.
+static __always_inline int is_last_thread(u64 task) {
+    u64 signal = 0;
+    int live = 0;
+    if (bpf_probe_read_kernel(&signal, 8, (void *)(task + TASK_SIGNAL)))
+        return 0;
+    return !bpf_probe_read_kernel(&live, 4, (void *)(signal + SIGNAL_LIVE)) && live == 0;
+}
+
+// sched_process_fork(struct task_struct *parent, struct task_struct *child)
+int on_fork(struct bpf_raw_tracepoint_args *ctx) {
+    u32 pid = forked_process(ctx->args[1]);
+    if (!pid)
+        return 0;
     u32 parent = bpf_get_current_pid_tgid() >> 32;
     struct process_tables *tables = processes.lookup(&parent);
     if (!tables)
@@ -50,11 +66,7 @@ int on_exec(struct bpf_raw_tracepoint_args *ctx) {
 
 // sched_process_exit(struct task_struct *task): once per thread, after signal->live was counted down
 int on_exit(struct bpf_raw_tracepoint_args *ctx) {
-    u64 signal = 0;
-    int live = 0;
-    if (bpf_probe_read_kernel(&signal, 8, (void *)(ctx->args[0] + TASK_SIGNAL)))
-        return 0;
-    if (bpf_probe_read_kernel(&live, 4, (void *)(signal + SIGNAL_LIVE)) || live != 0)
+    if (!is_last_thread(ctx->args[0]))
         return 0;
     forget_process(bpf_get_current_pid_tgid() >> 32, MESSAGE_EXIT);
     return 0;

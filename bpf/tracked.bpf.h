@@ -31,12 +31,9 @@ int wait_fork(struct bpf_raw_tracepoint_args *ctx) {
     u32 *how = how_tracked(parent);
     if (!how || !(*how & TRACK_CHILDREN))
         return 0;
-    u64 child = ctx->args[1];
-    u32 pid = 0, tid = 0;
-    if (bpf_probe_read_kernel(&pid, 4, (void *)(child + TASK_TGID)))
+    u32 pid = forked_process(ctx->args[1]);
+    if (!pid)
         return 0;
-    if (bpf_probe_read_kernel(&tid, 4, (void *)(child + TASK_PID)) || tid != pid)
-        return 0;  // a thread
     u32 both = TRACK_SELF | TRACK_CHILDREN;
     int place = place_of_pid(pid);
     u64 one = 1;
@@ -49,13 +46,7 @@ int wait_fork(struct bpf_raw_tracepoint_args *ctx) {
 // Arguments as of on_exit.
 int wait_exit(struct bpf_raw_tracepoint_args *ctx) {
     u32 pid = bpf_get_current_pid_tgid() >> 32;
-    if (!how_tracked(pid))
-        return 0;
-    u64 signal = 0;
-    int live = 0;
-    if (bpf_probe_read_kernel(&signal, 8, (void *)(ctx->args[0] + TASK_SIGNAL)))
-        return 0;
-    if (bpf_probe_read_kernel(&live, 4, (void *)(signal + SIGNAL_LIVE)) || live != 0)
+    if (!how_tracked(pid) || !is_last_thread(ctx->args[0]))
         return 0;
     tracked.delete(&pid);
     return 0;
