@@ -161,3 +161,12 @@ def node_socket(fake_node: ModuleType, listening: Listening) -> Iterator[tuple[A
     node = fake_node.FakeNode(2)
     with listening(node) as path:
         yield node, path
+
+
+@pytest.fixture
+def live(node_socket: tuple[Any, str]) -> Any:
+    """The screen, which reads that node over its socket."""
+    from gpuprof.tui.app import GpuprofApp
+    from gpuprof.tui.transports import SocketTransport
+
+    return GpuprofApp(SocketTransport(path=node_socket[1]))

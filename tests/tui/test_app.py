@@ -1,31 +1,21 @@
-"""The whole screen by Pilot over a node that does not exist: select, filter, search, save; and what is
-said when things are missing."""
+"""The whole screen by Pilot over a node that does not exist: select, filter, search, and come back."""
 
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pytest
-from pilot_screen import answered, complete, screen_of, shows, tells, text_of, until
+from pilot_screen import answered, complete, screen_of, shows, text_of, until
 
-from gpuprof.snapshots.frames import NO_THREAD, FrameKind, Hello, SourceStatus, Status
+from gpuprof.snapshots.frames import Hello
 from gpuprof.tui.app import GpuprofApp
 from gpuprof.tui.screens.main import MainScreen
-from gpuprof.tui.transports import CommandTransport, HistoryTransport, SocketTransport
+from gpuprof.tui.transports import HistoryTransport
 from gpuprof.tui.widgets.prompt import SEARCH, Prompt
 from gpuprof.tui.widgets.styled import Lines
-
-
-@pytest.fixture
-def live(node_socket: tuple[Any, str]) -> GpuprofApp:
-    return GpuprofApp(SocketTransport(path=node_socket[1]))
 
 
 async def test_live_tree_at_once_then_a_dragged_range(live: GpuprofApp) -> None:
@@ -163,21 +153,6 @@ async def test_help_opens_and_closes(live: GpuprofApp) -> None:
         await until(pilot, lambda: isinstance(live.screen, MainScreen))
 
 
-async def test_other_trees_are_said_not_to_be_there(live: GpuprofApp) -> None:
-    async with live.run_test(notifications=True, size=(120, 40)) as pilot:
-        await shows(pilot, "[1 CPU]  [2 GPU time]")
-        await pilot.press("2")
-        await shows(pilot, "no process is set up to record GPU work")
-        await shows(pilot, "  gpuprof-tui run -- python train.py")
-        await pilot.press("3")
-        await shows(pilot, "no process is set up to record GPU work")
-        await pilot.press("4")
-        await shows(pilot, "No off-CPU time")
-        await shows(pilot, "Waits are recorded")
-        await pilot.press("1")
-        await shows(pilot, "main (train.py:88)")
-
-
 async def test_f_filters_and_capital_f_shows_the_whole_time(live: GpuprofApp) -> None:
     async with live.run_test(notifications=True, size=(120, 40)) as pilot:
         await shows(pilot, "main (train.py:88)")
@@ -217,121 +192,6 @@ async def test_internal_frames_are_hidden_until_x(live: GpuprofApp, node_socket:
         await shows(pilot, "internal frames hidden, x shows them")
         await until(pilot, lambda: answered(live))
         assert len(session.tree.parent) == rows
-
-
-@pytest.fixture
-def bare_node(fake_node: ModuleType, listening: Callable[..., Any]) -> Iterator[str]:
-    """A node with no NVML and no CPU stacks."""
-    node = fake_node.FakeNode(0, nvml=False, cpu=False)
-    with listening(node) as path:
-        yield path
-
-
-async def test_nothing_works_and_the_screen_says_why(bare_node: str) -> None:
-    app = GpuprofApp(SocketTransport(path=bare_node))
-    async with app.run_test(notifications=True, size=(220, 40)) as pilot:
-        await shows(pilot, "libnvidia-ml.so.1 was not found")
-        await shows(pilot, "gpuprof-tui demo")
-        await shows(pilot, "sudo /opt/gpuprof/bin/gpuprof-tui")
-        await shows(pilot, "needs root or CAP_BPF")
-
-
-async def test_nothing_works_in_eighty_columns(bare_node: str) -> None:
-    app = GpuprofApp(SocketTransport(path=bare_node))
-    async with app.run_test(notifications=True, size=(80, 24)) as pilot:
-        await shows(pilot, "sudo /opt/gpuprof/bin/gpuprof-tui")
-        await shows(pilot, "libnvidia-ml")
-        await until(pilot, lambda: "libnvidia-ml.so.1 was not found" in " ".join(text_of(app).split()))
-        lines = text_of(app).splitlines()
-        text = " ".join(" ".join(lines).split())
-        assert "demo" in text
-        assert text.count("sudo /opt") == 1
-        notice = next(place for place, line in enumerate(lines) if "libnvidia-ml" in line)
-        charts = screen_of(app).charts.region.y
-        assert charts - notice <= 2
-
-
-async def test_a_hint_in_a_recording_names_the_machine_that_it_is_for(fake_node: ModuleType) -> None:
-    node = fake_node.FakeNode(2, cpu=False)
-    now = node.hello.mono_ns
-    node.fill(now - 5 * 10**9, now)
-    node.history.set_gpus(replace(node.history.gpus, lost=[node.gpus[1].uuid]))
-    app = GpuprofApp(HistoryTransport(node.history, "run.gpuprof"))
-    async with app.run_test(notifications=True, size=(160, 40)) as pilot:
-        await shows(pilot, "on node17: Start it with sudo.")
-        await shows(pilot, "lost: the driver did not answer for it any more")
-        await pilot.press("m")
-        await shows(pilot, "→ on node17: Start it with sudo.")
-
-
-async def test_no_sampler_is_said_and_retried(tmp_path: Path) -> None:
-    app = GpuprofApp(SocketTransport(path=str(tmp_path / "none")))
-    async with app.run_test(notifications=True, size=(120, 30)) as pilot:
-        await shows(pilot, "Cannot connect to")
-        await shows(pilot, "Trying again")
-
-
-async def test_ssh_that_fails_is_explained() -> None:
-    command = ["/bin/sh", "-c", "echo 'ssh: connect to host node17: Connection refused' >&2; exit 255"]
-    app = GpuprofApp(CommandTransport(command, "node17"))
-    async with app.run_test(notifications=True, size=(140, 30)) as pilot:
-        await shows(pilot, "Connection refused")
-
-
-async def test_save_the_pinned_range(
-    live: GpuprofApp, node_socket: tuple[Any, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from gpuprof.snapshots.file import read_snapshot
-    from gpuprof.snapshots.frames import Query
-
-    monkeypatch.chdir(tmp_path)
-    async with live.run_test(notifications=True, size=(160, 40)) as pilot:
-        await shows(pilot, "main (train.py:88)")
-        await pilot.press("v", *["left"] * 9, "enter")
-        await shows(pilot, "Esc lets go")
-        pinned = live.session.feed.pinned
-        assert pinned is not None
-        history, thread = node_socket[0].history, node_socket[0]._threads[0]
-        one = np.ones(1, np.uint32)
-        with history.lock:  # a wait beyond both ends; of it only what lies between is saved
-            tables = history.tables
-            stack = tables.stack([tables.frame(tables.function("futex", "", "", FrameKind.WAIT), 1)])
-            first, last = pinned[0] - 5 * 10**9, pinned[1] + 5 * 10**9
-            history.add_waits([first], [last], one * thread, one * stack, one * NO_THREAD, 1.0, one * 0)
-        node_socket[0].rest()
-        await pilot.press("w")
-        await tells(pilot, "Saved")
-    (path,) = tmp_path.glob("gpuprof-node17-*.gpuprof")
-    opened = read_snapshot(str(path))
-    assert opened.damage is None
-    whole = Query(1, "cpu", 0, 2**62)
-    there = node_socket[0].history.query(Query(1, "cpu", *pinned))
-    assert opened.history.query(whole).total_weight[0] == there.total_weight[0] > 0
-    assert opened.history.span == pinned
-    assert opened.history.query(Query(1, "offcpu", 0, 2**62)).total_weight[0] == pinned[1] - pinned[0]
-
-
-async def test_save_where_nothing_can_be_written(live: GpuprofApp, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_name: str) -> tuple[int, str]:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr("gpuprof.tui.app.create_here", refuse)
-    async with live.run_test(notifications=True, size=(120, 40)) as pilot:
-        await shows(pilot, "main (train.py:88)")
-        await pilot.press("w")
-        await tells(pilot, "cannot be written: Permission denied")
-
-
-async def test_full_disk(live: GpuprofApp, monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-
-    if not os.path.exists("/dev/full"):
-        pytest.skip("needs /dev/full")
-    monkeypatch.setattr("gpuprof.tui.app.create_here", lambda name: (os.open("/dev/full", os.O_WRONLY), name))
-    async with live.run_test(notifications=True, size=(120, 40)) as pilot:
-        await shows(pilot, "main (train.py:88)")
-        await pilot.press("w")
-        await tells(pilot, "cannot write")
 
 
 @pytest.fixture
@@ -394,73 +254,6 @@ async def test_reconnect_keeps_the_charts(live: GpuprofApp, node_socket: tuple[A
         newest = live.session.model.store.newest_ns
         await until(pilot, lambda: live.session.model.store.newest_ns > newest)
         assert live.session.model.store.span[0] == start
-
-
-async def test_losses_and_cost_are_on_the_screen(fake_node: ModuleType) -> None:
-    node = fake_node.FakeNode(1)
-    node.fill(10**12, 10**12 + 3 * 10**9)
-    app = GpuprofApp(HistoryTransport(node.history, "x.gpuprof"))
-    async with app.run_test(notifications=True, size=(180, 40)) as pilot:
-        await shows(pilot, "lost 0")
-        model = app.session.model
-        model.live = True
-        for at in (1, 2):
-            source = SourceStatus("cpu", "ok", lost=12345, invalid=3)
-            model.apply(
-                Status(
-                    10**12 + at * 10**10,
-                    [source],
-                    at * 10**8,
-                    61_000_000,
-                    0,
-                    0,
-                    dropped_samples=5,
-                    dropped_gpu_work=2,
-                )
-            )
-        screen_of(app).update_all(model.take_changes())
-        await shows(pilot, "lost 12,345")
-        await shows(pilot, "invalid 3")
-        await shows(pilot, "dropped 7")
-        await shows(pilot, "sampler 1.0 % 61 MB")
-
-
-async def test_key_2_without_a_gpu_says_so(fake_node: ModuleType) -> None:
-    node = fake_node.FakeNode(0)
-    node.fill(10**12, 10**12 + 3 * 10**9)
-    app = GpuprofApp(HistoryTransport(node.history, "x.gpuprof"))
-    async with app.run_test(notifications=True, size=(120, 40)) as pilot:
-        await shows(pilot, "main (train.py:88)")
-        model = app.session.model
-        model.live = True
-        sources = [SourceStatus("nvml", "off", "libnvidia-ml.so.1 was not found"), SourceStatus("gpu", "off")]
-        model.apply(Status(10**12 + 10**10, sources, 0, 61_000_000, 0, 0))
-        screen_of(app).update_all(model.take_changes())
-        await pilot.press("2")
-        await shows(pilot, "no NVIDIA GPU here")
-        await shows(pilot, "  gpuprof-tui run -- python train.py")
-        app.tell("said")
-        await pilot.pause()
-        assert [toast.timeout for toast in app._notifications] == [5]
-
-
-async def test_before_any_data_there_is_no_time(tmp_path: Path) -> None:
-    app = GpuprofApp(SocketTransport(path=str(tmp_path / "none")))
-    async with app.run_test(notifications=True, size=(120, 30)) as pilot:
-        await shows(pilot, "not connected, trying again")
-        charts = screen_of(app).charts
-        await pilot.press("v")
-        await tells(pilot, "nothing to select yet")
-        charts.focus()
-        await pilot.press("v", "left", "enter")
-        await pilot.mouse_down(charts, offset=(50, 3))
-        await pilot.hover(charts, offset=(60, 3))
-        await pilot.mouse_up(charts, offset=(60, 3))
-        assert charts.selected_range is None
-        assert app.session.feed.pinned is None
-        text = text_of(app)
-        assert "live" not in text
-        assert not re.search(r"\d\d:\d\d:\d\d", text)
 
 
 async def test_hostile_hello(fake_node: ModuleType, hostile_names: list[str]) -> None:
