@@ -266,6 +266,12 @@ def stories() -> Any:
 
 
 @pytest.fixture
+def streams() -> Any:
+    """Return the module streams.py: histories on the other side of a stream, and readings."""
+    return _module("streams")
+
+
+@pytest.fixture
 def files() -> Any:
     """Return the module snapshot_files.py: how snapshot files are made and looked at."""
     return _module("snapshot_files")
