@@ -56,7 +56,7 @@ class Tables:
         self._frames: dict[int, int] = {}
         self._frame_function = GrowingColumn("<u4")
         self._frame_line = GrowingColumn("<u4")
-        self.stacks = StackTree(self._frame_line)
+        self.stacks = StackTree(self._frame_line)  # interns, too, where frame ids are at hand
         self._people = ProcessTable()
         self._frozen = False
 

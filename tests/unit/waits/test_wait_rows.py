@@ -101,7 +101,7 @@ def test_a_long_wait_stands_for_itself_however_many_stacks_were_left_out() -> No
 
 @pytest.mark.parametrize("threshold_ns", [0, MS, 50 * MS, 300 * MS, SECOND])
 def test_sums_are_unbiased_where_stacks_are_left_out(threshold_ns: int) -> None:
-    """The kernel side's rule (offcpu.bpf.h), for waits from 0.1 ms to 2 s; of long ones the sum is exact."""
+    """The rule of wait_choice.bpf.h, for waits from 0.1 ms to 2 s; of long ones the sum is exact."""
     random = np.random.default_rng(2)
     duration = np.exp(random.uniform(np.log(MS / 10), np.log(2 * SECOND), 300_000)).astype(np.int64)
     weight = random.integers(1, 6, len(duration))  # one in so many stacks was taken at that moment
@@ -124,7 +124,7 @@ def test_sums_are_unbiased_where_stacks_are_left_out(threshold_ns: int) -> None:
 
 
 def test_sums_are_unbiased_below_the_threshold() -> None:
-    """The kernel side's rule (offcpu.bpf.h), played with its own kind of random numbers."""
+    """The rule of wait_choice.bpf.h, played with its own kind of random numbers."""
     random = np.random.default_rng(1)
     duration = random.integers(1000, 2 * MS, 200_000)
     bar = (MS * random.integers(0, 1 << 32, len(duration))) >> 32
