@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import ArrayLike
 
-from gpuprof.snapshots import compact, cursor, queries, rows, work_rate
+from gpuprof.snapshots import compact, cursor, queries, rows, wait_slices, work_rate
 from gpuprof.snapshots.columns import Array, RowLog, Rows
 from gpuprof.snapshots.cursor import MAX_LAG_NS, Cursor
 from gpuprof.snapshots.frames import (
@@ -29,6 +29,7 @@ from gpuprof.snapshots.frames import (
     Tree,
     Waits,
 )
+from gpuprof.snapshots.gaps import MAX_NS
 from gpuprof.snapshots.ingest import Ingest
 from gpuprof.snapshots.losses import LossLog
 from gpuprof.snapshots.recorded_span import span_of
@@ -378,6 +379,8 @@ class History:
             samples = self.samples_between(start_ns, end_ns) if level == "rows" else []
             windows = self.gpu_work_between(first_ns, end_ns) if level == "rows" else []
             waits = self.waits_between(first_ns, end_ns) if level == "rows" else []
+            if not by_end:  # otherwise the ranges that follow have the wakers
+                waits = wait_slices.told(waits, end_ns, lambda: self.waits_between(end_ns, MAX_NS))
             ranges = self.ranges_between(first_ns, end_ns) if level == "rows" else []
             current, counts = self.tables.view(), self.losses.frame(start_ns, end_ns)
         if by_end:
