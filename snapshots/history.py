@@ -379,10 +379,12 @@ class History:
             samples = self.samples_between(start_ns, end_ns) if level == "rows" else []
             windows = self.gpu_work_between(first_ns, end_ns) if level == "rows" else []
             waits = self.waits_between(first_ns, end_ns) if level == "rows" else []
-            if not by_end:  # otherwise the ranges that follow have the wakers
-                waits = wait_slices.told(waits, end_ns, lambda: self.waits_between(end_ns, MAX_NS))
+            behind: list[TaggedRows] = []  # where neighbouring ranges follow, they have the wakers
+            if not by_end:
+                behind = wait_slices.later(waits, end_ns, lambda: self.waits_between(end_ns, MAX_NS))
             ranges = self.ranges_between(first_ns, end_ns) if level == "rows" else []
             current, counts = self.tables.view(), self.losses.frame(start_ns, end_ns)
+        waits = wait_slices.told(waits, behind, end_ns)
         if by_end:
             readings = rows.ending(readings, start_ns, end_ns)
             windows, waits, ranges = (

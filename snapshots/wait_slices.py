@@ -142,16 +142,12 @@ def _going_on(
 # ----------------------------------------------------------------------------------------- who ended the wait
 
 
-def told(
-    waits: Sequence[TaggedRows], end_ns: int, rest: Callable[[], Iterable[TaggedRows]]
-) -> list[TaggedRows]:
-    """Return the rows of a range with the wakers that only slices behind it have, for a file that ends there.
-
-    The arguments are those of `later`.
+def told(waits: list[TaggedRows], behind: list[TaggedRows], end_ns: int) -> list[TaggedRows]:
+    """Return the rows of a range that ends at `end_ns` with the wakers that only the slices `behind` it have
+    (`later`), for a file that ends there.
     """
-    behind = later(waits, end_ns, rest)
     if not behind:
-        return list(waits)
+        return waits
     people = People()
     parts = []
     for view, blocks in by_tables([*waits, *behind]):
