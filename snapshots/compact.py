@@ -30,8 +30,10 @@ from gpuprof.snapshots.frames import (
     ThreadDefs,
     Waits,
 )
+from gpuprof.snapshots.gaps import MAX_NS
 from gpuprof.snapshots.rows import ending
 from gpuprof.snapshots.table_view import TablesView, TaggedRows, ancestors
+from gpuprof.snapshots.wait_slices import later, told
 from gpuprof.snapshots.work_frames import Ranges
 
 if TYPE_CHECKING:
@@ -55,8 +57,12 @@ def between(
         samples = history.samples_between(start_ns, end_ns) if with_rows else []
         windows = history.gpu_work_between(first_ns, end_ns) if with_rows else []
         waits = history.waits_between(first_ns, end_ns) if with_rows else []
+        behind: list[TaggedRows] = []  # where neighbouring ranges follow, they have the wakers
+        if not by_end:
+            behind = later(waits, end_ns, lambda: history.waits_between(end_ns, MAX_NS))
         ranges = history.ranges_between(first_ns, end_ns) if with_rows else []
         current, counts = history.tables.view(), history.losses.frame(start_ns, end_ns)
+    waits = told(waits, behind, end_ns)
     if by_end:
         readings = ending(readings, start_ns, end_ns)
         windows, waits, ranges = (

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuprof.snapshots.columns import Array, Rows
+from gpuprof.snapshots.fold import by_tables
 from gpuprof.snapshots.frames import NO_THREAD, FrameKind, WaitKind
 from gpuprof.snapshots.levels import compact
 from gpuprof.snapshots.people import People
@@ -139,6 +140,28 @@ def _going_on(
 
 
 # ----------------------------------------------------------------------------------------- who ended the wait
+
+
+def told(waits: list[TaggedRows], behind: list[TaggedRows], end_ns: int) -> list[TaggedRows]:
+    """Return the rows of a range that ends at `end_ns` with the wakers that only the slices `behind` it have
+    (`later`), for a file that ends there.
+    """
+    if not behind:
+        return waits
+    people = People()
+    parts = []
+    for view, blocks in by_tables([*waits, *behind]):
+        columns = {
+            name: np.concatenate([rows.columns[name] for rows in blocks]) for name in blocks[0].columns
+        }
+        parts.append(PersonRows(view, columns, people.of(view, columns["thread"])))
+    found = []
+    for part in with_wakers(parts):
+        inside = part.columns["start_ns"] < max(end_ns, 0)
+        if inside.any():
+            columns = {name: column[inside] for name, column in part.columns.items()}
+            found.append((part.view, Rows(0, None, columns)))
+    return found
 
 
 def with_wakers(parts: list[PersonRows]) -> list[PersonRows]:

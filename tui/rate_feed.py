@@ -1,8 +1,8 @@
 """Which work rates the screen wants, when to ask for them, and their answers as readings of charts.
 
 What is in sight and not known yet is asked for, a piece at a time: of a live node what came since the last
-answer, a little late so that the records are in; of the past, or a file, all of it. Nothing is kept on the
-other side.
+answer, a little late so that the records are in; of the past, or a file, all of it. What was done in a pinned
+range is counted until the records of its end are in. Nothing is kept on the other side.
 """
 
 from __future__ import annotations
@@ -83,8 +83,9 @@ class RateFeed:
         self._series = itertools.count()
         self._number = itertools.count(IDS_FROM)
         self._asked: tuple[int, int, list[_Piece]] | None = None  # id, when, what
-        self._asked_pinned: tuple[int, tuple[int, int], list[Choice]] | None = None
+        self._asked_pinned: tuple[int, tuple[int, int], list[Choice], bool] | None = None
         self._pinned_for: tuple[tuple[int, int] | None, int] = (None, 0)
+        self._pinned_next_ns: int | None = None  # asked for not earlier; None: no more
         self.view: tuple[int, int] | None = None  # the time in sight
         self.changed = False  # what `labels` says
         self.drew = False  # there are new readings
@@ -141,8 +142,10 @@ class RateFeed:
             return None
         if self._pinned_for != (pinned, len(self._watches)):
             self._pinned_for, self.pinned, self._asked_pinned = (pinned, len(self._watches)), [], None
-            if pinned is not None and self._watches:
-                return self._pinned_query(pinned, local_ns)
+            self._pinned_next_ns = local_ns if pinned is not None and self._watches else None
+        if pinned is not None and self._pinned_next_ns is not None and local_ns >= self._pinned_next_ns:
+            is_complete = span is not None or now_ns >= pinned[1] + LATE_NS
+            return self._pinned_query(pinned, local_ns, is_complete=is_complete)
         if self.view is None:
             return None
         self._is_file = span is not None
@@ -175,11 +178,13 @@ class RateFeed:
             return _Piece(watch, max(watch.drawn_ns + 1, watch.to_ns - 2 * WINDOW_NS), end)
         return _Piece(watch, start, watch.from_ns) if start < watch.from_ns - WINDOW_NS else None
 
-    def _pinned_query(self, pinned: tuple[int, int], local_ns: int) -> RateQuery:
+    def _pinned_query(self, pinned: tuple[int, int], local_ns: int, *, is_complete: bool) -> RateQuery:
+        """`is_complete`: whether all records of the range are in, so that the answer is the last."""
         choices = [watch.choice for watch in self._watches][-MAX_RATES:]
         number = next(self._number)
         self._asked = number, local_ns, []
-        self._asked_pinned = number, pinned, choices
+        self._asked_pinned = number, pinned, choices, is_complete
+        self._pinned_next_ns = local_ns + PERIOD_NS  # also where no answer comes
         length = pinned[1] - pinned[0]
         return RateQuery(number, [replace(c.wanted(*pinned), window_ns=length) for c in choices])
 
@@ -194,10 +199,12 @@ class RateFeed:
         if isinstance(answer, Failure):
             return
         if self._asked_pinned is not None and answer.id == self._asked_pinned[0]:
-            _, pinned, choices = self._asked_pinned
+            _, pinned, choices, is_complete = self._asked_pinned
             if self._pinned_for[0] == pinned and len(answer.counted) == len(choices):
                 names = [label(choice) for choice in choices]
                 self.pinned = list(zip(names, answer.counted, strict=True))
+            if is_complete:
+                self._pinned_next_ns = None
             return
         if len(answer.counted) != len(asked[2]):
             return

@@ -137,15 +137,15 @@ class _Recording:
             self._leave_nothing()
             return EXIT_INTERRUPTED
         self._begun = True
-        self._first_ns, begin = time.monotonic_ns(), time.monotonic()
+        self._first_ns, limit = time.monotonic_ns(), self._options.seconds
+        until = None if limit is None else time.monotonic() + limit
         if not self._command.is_over:
             self._announce()
             self._start_command()
-            limit = self._options.seconds
-            self._copy(None if limit is None else begin + limit, lambda: self._command.is_over)
+            self._copy(until, lambda: self._command.is_over)
         self._take_the_rest()
         self._finish()
-        code = self._command.end(self._trouble)
+        code = self._command.end(self._trouble, until)
         if self._trouble is not None:
             raise self._trouble
         return code or self._nothing_code()

@@ -86,17 +86,21 @@ class RecordedCommand:
                 self.interrupts += 2
                 self._ask_to_end()
 
-    def end(self, trouble: GpuprofError | None) -> int:
-        """End the command; its exit code, 0 without one. After trouble it may run to its own end."""
+    def end(self, trouble: GpuprofError | None, until: float | None = None) -> int:
+        """End the command; its exit code, 0 without one. After trouble it may run to its own end, or to the
+        time that the recording was to last to (`until`, monotonic seconds)."""
         if self._pid is None:
             return 0
         if self._code is None and trouble is not None:
             say(f"{trouble.message}; the command goes on")
             while self._code is None and self.interrupts < 2:
-                select.select([self.signals_fd], [], [])
+                left = None if until is None else until - time.monotonic()
+                if left is not None and left <= 0:
+                    break
+                select.select([self.signals_fd], [], [], left)
                 self.take_signals()
         if self._code is None:
-            say("the recording is complete; ending the command")
+            say("ending the command" if trouble else "the recording is complete; ending the command")
             self._ask_to_end()
             self._see_family_end()
             return 0 if not self.interrupts else EXIT_INTERRUPTED

@@ -94,6 +94,8 @@ class _Supervisor:
                 self.sampler.close(_END_S)
         if code >= 128 or terminal.changed():
             terminal.restore()
+        if (name := children.signal_of(code)) and not self.told:  # the shell tells of its own children only
+            print(f"gpuprof-tui: the screen was ended by {name}", file=sys.stderr)
         if self.given_up:
             print(f"gpuprof-tui: the sampler ended, {self.given_up}", file=sys.stderr)
         return code

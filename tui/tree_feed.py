@@ -4,6 +4,7 @@ answers are still good."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from gpuprof.snapshots.errors import GpuprofError
@@ -20,12 +21,14 @@ GPU_TREES = ("gpu", "idle")  # those that can be kept to one device
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Processes, threads and cores to keep; an empty list keeps all. `text` is what the person typed."""
+    """Processes, threads and cores to keep; an empty list keeps all. `text` is what the person typed, and
+    `by_name` whether some of the pids were found by it."""
 
     text: str = ""
     pids: tuple[int, ...] = ()
     tids: tuple[int, ...] = ()
     cpus: tuple[int, ...] = ()
+    by_name: bool = False
 
     def __bool__(self) -> bool:
         return bool(self.pids or self.tids or self.cpus)
@@ -60,8 +63,9 @@ def parse_filter(text: str, process_names: Mapping[int, str]) -> Filter:
                 f"no process is called {clean(wanted, 40)}",
                 "Filters are: pid N, tid N, cpu N, or part of a process name.",
             )
-        found["pid"] += pids[:MAX_LISTED]
-    return Filter(" ".join(text.split()), tuple(found["pid"]), tuple(found["tid"]), tuple(found["cpu"]))
+        found["pid"] += pids[-MAX_LISTED:]  # where there are too many, those that came last
+    kept = {f"{kind}s": tuple(numbers) for kind, numbers in found.items()}
+    return Filter(" ".join(text.split()), **kept, by_name=bool(names))
 
 
 def _example(kind: str) -> str:
@@ -144,6 +148,16 @@ class TreeFeed:
         if tree is not None:
             self.tree = tree
         self._stale = True
+
+    def follow_names(self, process_names: Mapping[int, str]) -> None:
+        """Let a filter by name have the processes that came since it was typed, such as the workers of the
+        next epoch. What is asked for next is asked for with them."""
+        if not self.filter.by_name:
+            return
+        with suppress(GpuprofError):  # none is called so any more: those that were stay
+            now = parse_filter(self.filter.text, process_names)
+            forgotten = [pid for pid in self.filter.pids if pid not in process_names]
+            self.filter = replace(now, pids=(*forgotten, *now.pids)[-MAX_LISTED:])
 
     def restart(self) -> None:
         """After a reconnect: whatever was asked will not be answered. A paused tree stays in its time."""

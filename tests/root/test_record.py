@@ -308,6 +308,25 @@ def test_a_sampler_that_ends_leaves_a_whole_file_and_the_command(service: Servic
     assert read_snapshot(path).history.query(Query(1, "cpu", 0, 1 << 60)).total_weight[0] == 100
 
 
+def test_a_sampler_that_ends_leaves_the_command_no_more_than_its_time(
+    service: Service, tmp_path: Path
+) -> None:
+    """A script that records a server for 3 s would else wait without end."""
+    path = str(tmp_path / "a.gpuprof")
+    process = record("--socket", service.path, "-o", path, "--for", "3s", "--", "sleep", "1000")
+    wait_until_it_records(process)
+    begun = time.monotonic()
+    service.add(100, time.monotonic_ns(), 0.01)
+    service.loop.call_soon_threadsafe(service.stopping.set)
+    service.thread.join(PATIENCE_S)
+    _, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 5, err
+    assert time.monotonic() - begun > 2.5  # the command had all of its time
+    assert "the command goes on" in err
+    assert "\ngpuprof-tui: ending the command" in err
+    assert "complete" not in err
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     where = tmp_path / "disk"

@@ -362,6 +362,8 @@ def test_a_screen_that_ignores_signals_is_killed(start: Callable[..., Run]) -> N
     assert run.process.wait(PATIENCE_S) == 137
     assert watch.seconds < 1.0
     assert all_gone(pids)
+    assert run.process.stderr is not None
+    assert b"SIGKILL" not in run.process.stderr.read()  # whoever ended it knows
 
 
 @pytest.mark.parametrize("victim", ["parent", "screen"])
@@ -373,6 +375,9 @@ def test_killing_one_leaves_no_orphans(start: Callable[..., Run], victim: str) -
     watch = Stopwatch()
     assert all_gone(pids)
     assert watch.seconds < 1.0
+    assert run.process.stderr is not None
+    said = run.process.stderr.read()
+    assert (b"gpuprof-tui: the screen was ended by SIGKILL\n" in said) == (victim == "screen")
 
 
 def test_a_screen_that_is_suspended_takes_its_parent_along(tmp_path: Path) -> None:

@@ -14,7 +14,9 @@ from pilot_screen import screen_of, shows, tells, text_of, until
 
 from gpuprof.snapshots.frames import SourceStatus, Status
 from gpuprof.tui.app import GpuprofApp
+from gpuprof.tui.palette import DARK
 from gpuprof.tui.transports import CommandTransport, HistoryTransport, SocketTransport
+from gpuprof.tui.widgets.status_bar import tree_message
 
 
 @pytest.fixture
@@ -32,6 +34,25 @@ async def test_nothing_works_and_the_screen_says_why(bare_node: str) -> None:
         await shows(pilot, "gpuprof-tui demo")
         await shows(pilot, "sudo /opt/gpuprof/bin/gpuprof-tui")
         await shows(pilot, "needs root or CAP_BPF")
+
+
+async def test_the_sudo_line_is_shown_once_without_waits(bare_node: str) -> None:
+    """A sampler without the right gives it as the hint, too."""
+    app = GpuprofApp(SocketTransport(path=bare_node))
+    async with app.run_test(notifications=True, size=(220, 40)) as pilot:
+        await pilot.press("4")
+        await shows(pilot, "No off-CPU time")
+        session = app.session
+        await until(pilot, lambda: session.failure is not None)
+        assert session.failure is not None
+        assert session.model.hello is not None
+        line = session.model.hello.sudo_line
+        assert line is not None
+        for hint in (session.failure.hint, line):
+            session.failure = replace(session.failure, hint=hint)
+            said = [text.strip() for text, _ in tree_message(session, DARK)]
+            assert said.count(line) == 1
+            assert hint in said
 
 
 async def test_nothing_works_in_eighty_columns(bare_node: str) -> None:

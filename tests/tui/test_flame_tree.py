@@ -163,6 +163,37 @@ async def test_refresh_keeps_cursor_expansion_and_zoom_by_path(make_tree: MakeTr
         assert tree.rows.tree.strings[tree.rows.tree.name[tree.rows.root]] == "main"
 
 
+async def test_a_row_under_the_cursor_is_not_pushed_off_the_screen_by_a_refresh(make_tree: MakeTree) -> None:
+    """Of 31 rows 14 are on the screen; what becomes hot is put above the others."""
+
+    def tree_of(hot: int) -> Tree:
+        cold = [(1, f"f{number}", 20, 4) for number in range(30)]
+        return make_tree([(0, "all", 0, 0), *[(1, f"hot{number}", 30, 4) for number in range(hot)], *cold])
+
+    app = TreeApp()
+    app.stylesheet.add_source("FlameTree { overflow-y: auto; height: 14; }")
+    async with app.run_test(size=(90, 14)) as pilot:
+        tree = app.query_one(FlameTree)
+        tree.focus()
+        tree.set_tree(tree_of(0))
+        await pilot.press(*["down"] * 9)
+        tree.set_tree(tree_of(3))
+        await pilot.pause()
+        assert tree.scroll_y == 0  # it is still in sight, and so is the top
+        assert "f8" in shown(tree)[12]
+        tree.set_tree(tree_of(5))
+        await pilot.pause()
+        assert under_cursor(tree) == "f8"
+        assert "f8" in shown(tree)[12]  # on the line that it had
+        await pilot.press("home")
+        tree.scroll_to(y=12, animate=False)  # the wheel leaves the cursor behind
+        await pilot.pause()
+        seen = shown(tree)
+        tree.set_tree(tree_of(5))
+        await pilot.pause()
+        assert shown(tree) == seen
+
+
 async def test_mouse(make_tree: MakeTree) -> None:
     app = TreeApp()
     async with app.run_test(size=(90, 14)) as pilot:

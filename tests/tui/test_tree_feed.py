@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpuprof.snapshots.errors import GpuprofError
-from gpuprof.tui.tree_feed import LIVE_WINDOW_NS, TreeFeed, parse_filter
+from gpuprof.tui.tree_feed import LIVE_WINDOW_NS, MAX_LISTED, TreeFeed, parse_filter
 
 SECOND = 10**9
 NAMES = {4711: "python3", 4790: "pt_data_worker", 77: "kworker/3:1"}
@@ -39,6 +39,31 @@ def test_what_is_no_filter_is_said(text: str) -> None:
     with pytest.raises(GpuprofError) as caught:
         parse_filter(text, NAMES)
     assert caught.value.message.isprintable()
+
+
+def test_a_filter_by_name_has_the_processes_that_came_later() -> None:
+    """The workers of the next epoch, and not one that got the pid of one of the first."""
+    feed = TreeFeed()
+    feed.set(filter=parse_filter("data_work", NAMES | {4791: "pt_data_worker"}))
+    first = feed.due(0, 100 * SECOND, None)
+    assert first is not None
+    assert first.pids == [4790, 4791]
+    assert feed.accept(first.id)
+    feed.follow_names({4711: "python3", 4791: "sh", 4800: "pt_data_worker"})
+    assert feed.due(SECOND, 101 * SECOND, None) is None  # no earlier than without them
+    second = feed.due(2 * SECOND, 102 * SECOND, None)
+    assert second is not None
+    assert second.pids == [4790, 4800]  # 4790 has left the list, but may be in the range
+    feed.follow_names({4711: "python3"})
+    assert feed.filter.pids == (4790, 4800)
+    feed.set(filter=parse_filter("pid 4711", NAMES))
+    feed.follow_names({4711: "sh", 4712: "4711"})
+    assert feed.filter.pids == (4711,)
+
+
+def test_of_too_many_processes_those_that_came_last_are_kept() -> None:
+    names = dict.fromkeys(range(1, 2001), "true")
+    assert parse_filter("true", names).pids == tuple(range(2001 - MAX_LISTED, 2001))
 
 
 def test_live_asks_for_the_last_seconds_every_two() -> None:

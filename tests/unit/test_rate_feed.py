@@ -146,6 +146,36 @@ def test_the_pinned_range_is_counted(node: Node) -> None:
     assert node.feed.pinned == []
 
 
+def test_a_pinned_range_that_has_just_ended_is_counted_until_its_records_are_in(node: Node) -> None:
+    node.feed.toggle(GEMM)
+    pinned = (ZERO + 50 * S, ZERO + 62 * S)  # the records of its last 2 s come in a moment
+    totals = []
+    for second in (62, 63, 64, 65, 66, 67):
+        if second == 64:
+            node.run(ZERO + 60 * S, ZERO + 64 * S)
+        node.look(ZERO + second * S, pinned=pinned)
+        totals.append([counted.total for _, counted in node.feed.pinned])
+    assert totals == [[250], [250], [300], [300], [300], [300]]
+    assert node.asked == 4  # at 62, 63, 64 and 65 s; by then all is in
+    assert not node.look(ZERO + 90 * S, pinned=pinned)
+
+
+def test_a_count_of_a_pinned_range_that_was_not_answered_is_asked_for_again(node: Node) -> None:
+    feed, pinned = node.feed, (ZERO + 10 * S, ZERO + 20 * S)
+    feed.toggle(GEMM)
+    question = feed.due(S, ZERO + 50 * S, None, pinned)
+    assert question is not None
+    feed.accept(Failure(question.id, "busy"))
+    assert feed.pinned == []
+    assert feed.due(2 * S, ZERO + 51 * S, None, pinned) is None  # not at once
+    assert feed.due(3 * S, ZERO + 52 * S, None, pinned) is not None
+    feed.restart()  # the connection was lost, and the answer with it
+    node.local_ns = 4 * S
+    assert node.look(ZERO + 54 * S, pinned=pinned)
+    ((_, counted),) = feed.pinned
+    assert counted.total == 250
+
+
 def test_answers_that_nobody_waits_for(node: Node) -> None:
     feed = node.feed
     feed.toggle(GEMM)

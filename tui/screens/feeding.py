@@ -47,7 +47,9 @@ class Feeding:
             session.rates.set_gpus(model.gpus)
             self._charts.set_clock(0, model.wall_ns(0))
         if Change.PROCESSES in changes:
-            self._charts.set_processes({pid: process.name for pid, process in model.processes.items()})
+            names = {pid: process.name for pid, process in model.processes.items()}
+            self._charts.set_processes(names)
+            session.feed.follow_names(names)
         self._header.link_text = status_bar.link_text(session)
 
     def show_readings(self, session: Session, changes: Change) -> None:

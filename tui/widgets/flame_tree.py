@@ -104,7 +104,7 @@ class FlameTree(Drawn, ScrollView, can_focus=True):
 
     def _carry_over(self, before: FlameRows, rows: FlameRows) -> int | None:
         """Put zoom and cursor where they were, by path. The line to scroll to, so that the row under the
-        cursor stays on its line of the screen."""
+        cursor stays on its line of the screen; from the top only where it would leave the screen."""
         node, offset = self._view.node, self._view.offset
         for place in (before.root, *before.ancestors(before.root)):
             found = rows.find(int(before.path[place]))
@@ -119,7 +119,9 @@ class FlameTree(Drawn, ScrollView, can_focus=True):
             if found is not None:
                 self.cursor = rows.visible_ancestor(found)
                 break
-        return max(0, self.cursor - offset) if self.rows is None or round(self.scroll_y) else None
+        at_top = self.rows is not None and not round(self.scroll_y)
+        leaves = offset < self.size.height <= self.cursor
+        return max(0, self.cursor - offset) if leaves or not at_top else None
 
     def set_message(self, paragraphs: list[Paragraph]) -> None:
         """Show text instead of a tree."""

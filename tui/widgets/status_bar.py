@@ -262,8 +262,9 @@ def _wait_message(session: Session, palette: Palette) -> list[Paragraph]:
         said.append(("This recording holds no waits of threads.", text))
     elif source is not None and source.reason:
         said.append((clean(source.reason, 500), text))
-    said.append((clean(session.failure.hint, 500), text))
-    if model.hello is not None and model.hello.sudo_line and model.live:
+    hint = clean(session.failure.hint, 500)
+    said.append((hint, text))
+    if model.hello is not None and model.hello.sudo_line and model.live and model.hello.sudo_line not in hint:
         said.append(("    " + clean(model.hello.sudo_line, 400), ink(palette.accent, bold=True)))
     return said
 

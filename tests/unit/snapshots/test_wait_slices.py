@@ -13,8 +13,10 @@ from gpuprof.snapshots.file import SnapshotWriter, read_snapshot
 from gpuprof.snapshots.frames import NO_THREAD, FrameKind, WaitKind
 from gpuprof.snapshots.history import History
 from gpuprof.snapshots.people import People
+from gpuprof.snapshots.row_cut import cut
 from gpuprof.snapshots.wait_slices import PersonRows
 
+ORIGIN, MS = 10**12, 10**6  # of a story
 HOST = "main get <futex>"
 WOKEN = f"{HOST} <woken_by_worker> work put"
 
@@ -105,6 +107,30 @@ def test_from_a_file(stories: Any, tmp_path: Path) -> None:
     story.history = read_snapshot(path).history
     found = stories.totals(story.ask("offcpu", 0, 100, tids=[7]))
     assert found["python3 (7) / main / get / futex / woken by worker / work / put"] == 60.0
+
+
+@pytest.mark.parametrize("rolled", [(), (20,), (10, 30, 50)])
+def test_a_range_that_is_saved_says_what_it_said(
+    stories: Any, tmp_path: Path, rolled: tuple[int, ...]
+) -> None:
+    """The file ends before the slices that have the waker: they give it to those that are saved."""
+    story = long_wait(stories, rolled=rolled)
+    whole = story.history
+    for number, (start, end) in enumerate(((0, 25), (5, 10), (12, 13), (0, 30), (15, 50), (61, 65))):
+        story.history = whole
+        said = story.ask("offcpu", start, end)
+        low, high = ORIGIN + start * MS, ORIGIN + end * MS
+        path = tmp_path / f"{number}.gpuprof"
+        with SnapshotWriter(path, whole.hello) as writer:
+            writer.recorded(low, high)
+            cuts = [cut(frame, low, high) for frame in whole.frames_between(low, high)]
+            writer.write([frame for frame in cuts if frame is not None])
+        story.history = read_snapshot(path).history
+        saved = story.ask("offcpu", start, end)
+        assert stories.totals(saved) == stories.totals(said)
+        assert saved.summary == said.summary
+        # Without a filter of time, too: nothing of what came behind the range is in the file.
+        assert stories.totals(story.ask("offcpu", -1000, 1000)) == stories.totals(said)
 
 
 def test_idle_time_is_told_by_what_the_waker_did_all_along(stories: Any) -> None:
