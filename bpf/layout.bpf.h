@@ -5,6 +5,7 @@
 #define MAX_KERNEL_FRAMES 64
 #define MAX_USER_FRAMES 128
 #define MAX_PYTHON_FRAMES 256
+#define NAME_BYTES 16  // TASK_COMM_LEN
 #define MAX_WORDS 1024  // power of two above 64 + 128 + 2 * 256
 
 // Why a user stack ends where it ends. STEP_NEXT and STEP_ASK_KERNEL are internal: the walk goes on.
@@ -78,7 +79,7 @@ struct record_header {  // 72 bytes, then n_kernel + n_user + 2 * n_python words
     u8 family;
     u8 header_words;
     u32 uid;
-    char comm[16];
+    char comm[NAME_BYTES];
     u64 sp0;       // stack pointer of the innermost user frame
     u64 start_ns;  // when the process started, CLOCK_BOOTTIME
     u64 extra;     // CPU samples: nanoseconds that the walk took; launches: correlation id | attach epoch << 32;
@@ -113,7 +114,7 @@ struct wait {
     u64 waker_stack;
     u64 waker_start_ns;
     u64 waker;  // pid << 32 | tid; 0: not known, or an idle CPU
-    char waker_comm[16];
+    char waker_comm[NAME_BYTES];
     u32 state;  // of the task at the switch-out; 0: it was ready to run
     u32 weight;  // it stands for so many that are shorter than UNWALKED_NS; or WEIGHT_UNWALKED
     s32 syscall;  // number of the system call; -1: none
@@ -172,7 +173,7 @@ struct who_message {  // a process that has no tables
     u32 parent;
     u32 own_pid;  // in its own pid namespace
     u32 command_bytes;
-    char name[16];
+    char name[NAME_BYTES];
     char command[192];  // arguments, each with a NUL behind it
 };
 

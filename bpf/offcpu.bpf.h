@@ -95,7 +95,7 @@ int wait_switch(struct bpf_raw_tracepoint_args *ctx) {
     h->cpu = bpf_get_smp_processor_id();
     if (!unwalked || !h->comm[0]) {
         h->uid = (u32)bpf_get_current_uid_gid();
-        bpf_get_current_comm(&h->comm, sizeof(h->comm));
+        name_of_thread(h->comm);
     }
     // From here on the wait can be ended and its wake, which may come at once on another CPU, be noted.
     asm volatile("" ::: "memory");
@@ -148,7 +148,7 @@ int wait_waking(struct bpf_raw_tracepoint_args *ctx) {
     u64 id = bpf_get_current_pid_tgid();
     u64 stack = 0;
     wait->waker = id;
-    bpf_get_current_comm(&wait->waker_comm, sizeof(wait->waker_comm));
+    name_of_thread(wait->waker_comm);
     wait->waker_start_ns = w->record.header.start_ns;
     // The arguments lie on the stack that the kernel runs on: an interrupt has one of its own.
     w->scan_sp = (u64)ctx;

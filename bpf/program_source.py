@@ -29,7 +29,7 @@ from gpuprof.bpf.program_load import CLOSED, FamilyLoader, TooLargeError, be_nic
 from gpuprof.bpf.program_object import MAX_BYTES, ObjectError, ProgramObject, unpack
 from gpuprof.snapshots.errors import EXIT_UNAVAILABLE, GpuprofError
 
-COMPILE_TIMEOUT_S = 60.0
+COMPILE_TIMEOUT_S = 180.0  # an emulated or very busy machine takes more than a minute
 _STOP_CHECK_S = 0.25
 # How much of a stack one program walks before it calls the next. The verifier looks at every turn of these
 # loops; where it gives up, smaller programs are tried, which call each other more often.

@@ -35,6 +35,12 @@ static __always_inline void send_message_sometimes(u32 pid, u32 reason, u64 addr
     send_message(pid, reason, address);
 }
 
+// The name of the current thread. From Linux 6.1 on some kernels leave what stood behind its end.
+static __always_inline void name_of_thread(char *name) {
+    __builtin_memset(name, 0, NAME_BYTES);
+    bpf_get_current_comm(name, NAME_BYTES);
+}
+
 // Takes the scratch; 0 when another walk on this CPU holds it.
 static __always_inline int walk_begin(struct walk *w, u32 family, u64 stale_ns) {
     u64 now = bpf_ktime_get_ns();
@@ -55,7 +61,7 @@ static __always_inline int walk_begin(struct walk *w, u32 family, u64 stale_ns) 
     h->family = family;
     h->header_words = sizeof(struct record_header) / 8;
     h->uid = (u32)bpf_get_current_uid_gid();
-    bpf_get_current_comm(&h->comm, sizeof(h->comm));
+    name_of_thread(h->comm);
     h->sp0 = 0;
     h->start_ns = 0;
     u64 leader = 0;
