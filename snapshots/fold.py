@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gpuprof.snapshots import hiding, process_groups, time_share, tree
+from gpuprof.snapshots import bottom_up, hiding, process_groups, time_share, tree
 from gpuprof.snapshots.columns import Array, Rows
 from gpuprof.snapshots.estimates import Groups, Sampled
 from gpuprof.snapshots.frames import NOT_SEEN, STACK_NOT_TAKEN, UNMATCHED_LAUNCH, FrameKind, Query, Tree
@@ -97,7 +97,7 @@ def cut(query: Query, all_rows: Folded, *, name: str, unit: str) -> Tree:
         max_nodes=query.max_nodes,
     )
     built = tree.build(
-        nodes,
+        bottom_up.bottom_up(nodes) if query.bottom_up else nodes,
         query_id=query.id,
         name=name,
         unit=unit,
@@ -107,7 +107,7 @@ def cut(query: Query, all_rows: Folded, *, name: str, unit: str) -> Tree:
         min_fraction=query.min_fraction,
         max_nodes=query.max_nodes,
     )
-    return built if shown is None else replace(built, hidden=shown.hidden)
+    return replace(built, hidden=None if shown is None else shown.hidden, bottom_up=query.bottom_up)
 
 
 def tree_of(query: Query, parts: Iterable[Weighed], *, name: str, unit: str) -> Tree:

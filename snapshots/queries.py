@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpuprof.snapshots import fold, gpu_tree, idle_query, wait_slices, wait_tree
+from gpuprof.snapshots import bottom_up, fold, gpu_tree, idle_query, wait_slices, wait_tree
 from gpuprof.snapshots.columns import Array
 from gpuprof.snapshots.errors import EXIT_USAGE, GpuprofError
 from gpuprof.snapshots.frames import Query, Tree
@@ -35,6 +35,9 @@ def answer(history: History, query: Query) -> Tree:
         raise GpuprofError(
             f"there is no tree named “{query.tree[:32]}”", f"The trees are: {', '.join(_TREES)}.", EXIT_USAGE
         )
+    if query.bottom_up and (query.tree not in bottom_up.TREES or query.scaled):
+        what = "scaled times are" if query.tree in bottom_up.TREES else f"the tree of {_TREES[query.tree]} is"
+        raise GpuprofError(f"{what} read from the top only", "Leave --bottom-up out.", EXIT_USAGE)
     if query.tree == "cpu":
         _refuse("GPU", query.gpus, query)
         return fold.cpu_tree(query, history.samples_between(query.start_ns, query.end_ns))

@@ -51,11 +51,13 @@ def text_report(
     internals: bool = False,
     rates: Sequence[str] = (),
     min_fraction: float | None = None,
+    depth: int | None = None,
 ) -> str:
     """Return the report as text of at most `columns` cells a line (None: the terminal's, or 100 without one).
 
     Rows below `min_fraction` of the whole (None: half a percent) are summed; internal rows
     (internal_rows.py) are left out, unless `internals` asks for them. `rates`: as of json_report.
+    `depth`: how many rows may lie below each other (None: all; one in a tree that is read bottom up).
     GpuprofError for a tree that was not recorded, or a name that did not occur.
     """
     columns = max(columns or _terminal_columns(), 40)
@@ -70,7 +72,7 @@ def text_report(
     lines += gpu_lines(history, query.start_ns, query.end_ns)
     lines = [part for line in lines for part in _wrapped(line, columns)]
     lines += gpu_charts(history, query.start_ns, query.end_ns, columns)
-    lines += ["", *_tree_lines(query, tree, columns)]
+    lines += ["", *_tree_lines(query, tree, columns, depth or (1 if query.bottom_up else len(tree.parent)))]
     return "\n".join(line.rstrip() for line in lines)
 
 
@@ -125,7 +127,7 @@ def _header(history: History, query: Query, tree: Tree) -> Iterator[str]:
         yield f"truncated {what} ({share:.1f} %)"
 
 
-def _tree_lines(query: Query, tree: Tree, columns: int) -> Iterator[str]:
+def _tree_lines(query: Query, tree: Tree, columns: int, depth: int) -> Iterator[str]:
     """Yield a line per row. A row is set in only where its parent has several children, or has much that is
     not this row's, so that deep stacks fit and no row seems to stand beside the one that it is part of.
     """
@@ -136,7 +138,10 @@ def _tree_lines(query: Query, tree: Tree, columns: int) -> Iterator[str]:
     in_samples = tree.unit == "samples"
     what = _AMOUNTS.get(tree.tree, "")
     amount = f"{total:,.0f} CPU samples" if in_samples else f"{duration_text(round(total))} {what}"
-    yield fit(f"{amount}; each row with all that it {_BELOW.get(tree.tree, 'calls')}", columns)
+    below = f"each row with all that it {_BELOW.get(tree.tree, 'calls')}"
+    if tree.bottom_up:
+        below = "what it was spent in" + (", and who called that" if depth > 1 else " (callers: --depth N)")
+    yield fit(f"{amount}; {below}", columns)
     estimates = bool(tree.estimated.any())
     rows = list(trees.rows(tree))
     if estimates:
@@ -148,6 +153,8 @@ def _tree_lines(query: Query, tree: Tree, columns: int) -> Iterator[str]:
             above = rows[parent]
             whole = above.children == 1 and row.total_weight >= _SAME_SHARE * above.total_weight
             inset[row.index] = inset[parent] + (0 if whole and parent else 1)
+        if row.depth > depth:
+            continue
         lead = min(inset[row.index], max((columns - 40) // 2, 4))
         share = row.total_weight / total
         time = "" if in_samples else f"{duration_text(round(row.total_weight)):>8} "

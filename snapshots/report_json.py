@@ -61,6 +61,7 @@ def json_report(
         "range_ns": [query.start_ns, query.end_ns],
         "tree": tree.tree,
         "unit": tree.unit,
+        **({"bottom_up": True} if tree.bottom_up else {}),
         "total": _number(float(tree.total_weight[0])),
         "root": nodes[0],
         "sources": [s.as_json() for s in sources_between(history, query.start_ns, query.end_ns)],

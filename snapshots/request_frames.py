@@ -32,7 +32,8 @@ class Query(Frame):
     `cpus` is for samples only and `gpus` (UUIDs) for GPU work only: with another tree they are an error.
     `scaled`: what ran on a GPU in pauses of its recording is estimated (time_share.py). `by_range`: GPU
     time by the NVTX ranges of its launch first, whose frames stand above the host stack. `internals`: rows of
-    internal_rows.py stay; otherwise they go, before small rows are summed.
+    internal_rows.py stay; otherwise they go, before small rows are summed. `bottom_up`: innermost frames
+    first, and their callers below (bottom_up.py); of CPU samples and GPU time, where that is not scaled.
     """
 
     KIND: ClassVar[str] = "query"
@@ -50,6 +51,7 @@ class Query(Frame):
     scaled: bool = False
     by_range: bool = False
     internals: bool = True
+    bottom_up: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,7 +116,7 @@ class Tree(Frame):
     is 1 where the weight is not exact, and `error` then the standard error of `total_weight`, NaN elsewhere.
     `bytes`: of the copies and memsets below, as far as they lie in the range. The `file` of a GPU kernel is
     its full name, where `name` is short for it. `hidden`: how many internal rows were taken out, None where
-    none were to be, or by a sampler that does not know how.
+    none were to be, or by a sampler that does not know how. `bottom_up`: as in the query.
     """
 
     KIND: ClassVar[str] = "tree"
@@ -138,6 +140,7 @@ class Tree(Frame):
     error: F64 = later(np.nan, "<f8")  # noqa: RUF009
     bytes: F64 = later(0.0, "<f8")  # noqa: RUF009
     hidden: int | None = None
+    bottom_up: bool = False
 
     def __post_init__(self) -> None:
         fill_later(self, "parent")

@@ -121,6 +121,11 @@ def make_parser() -> argparse.ArgumentParser:
         "--by-range", action="store_true", help="GPU time: by the NVTX ranges that launched it first"
     )
     report.add_argument(
+        "--bottom-up",
+        action="store_true",
+        help="GPU time by kernel, CPU samples by the function that ran, and below each who called it",
+    )
+    report.add_argument(
         "--scale",
         action="store_true",
         help="GPU time: estimate what ran in pauses of the recording, each with its error",
@@ -147,7 +152,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--depth",
         type=depth,
         metavar="N",
-        help="--json: what is more than N rows deep is summed in deeper (n); --folded has it all",
+        help="no rows more than N below each other; with --json they are summed in deeper (n)",
     )
 
     record = _command(commands, "record", "write a snapshot without a screen")

@@ -106,7 +106,13 @@ def _refuse_what_is_of_no_use(parser: argparse.ArgumentParser, options: argparse
         for name, value in (("--by-range", options.by_range), ("--scale", options.scale)):
             if value:
                 parser.error(f"{name} is for the tree of GPU time: add --tree gpu")
-    if command == "report" and options.depth is not None and not options.json:
-        parser.error("--depth is for nested rows: add --json")
+    if command == "report" and options.bottom_up:
+        if options.tree not in {"cpu", "gpu"}:
+            parser.error("--bottom-up is for the trees of CPU samples and of GPU time: --tree cpu or gpu")
+        for name, value in (("--scale", options.scale), ("--folded", options.folded)):
+            if value:
+                parser.error(f"--bottom-up and {name} do not go together: leave one of them out")
+    if command == "report" and options.depth is not None and options.folded:
+        parser.error("folded stacks are whole: leave out --depth or --folded")
     if command == "report" and options.folded and options.rate:
         parser.error("folded stacks have no place for --rate: leave out --folded, or use --json")

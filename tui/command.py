@@ -172,7 +172,7 @@ def _report(options: argparse.Namespace) -> int:
     query = Query(
         0, options.tree, start_ns, end_ns,
         pids=options.pid, by_thread=options.by_thread, scaled=options.scale,
-        by_range=options.by_range,
+        by_range=options.by_range, bottom_up=options.bottom_up,
         min_fraction=least or 0.0, max_nodes=MAX_JSON_NODES,
     )  # fmt: skip
     if options.json:
@@ -184,7 +184,12 @@ def _report(options: argparse.Namespace) -> int:
             _complain(nothing_there(query))
     else:
         text = text_report(
-            history, query, internals=options.internals, rates=options.rate, min_fraction=least
+            history,
+            query,
+            internals=options.internals,
+            rates=options.rate,
+            min_fraction=least,
+            depth=options.depth,
         )
         print(text)
     return 0

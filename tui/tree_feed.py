@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from gpuprof.snapshots.bottom_up import TREES as BOTTOM_UP_TREES
 from gpuprof.snapshots.errors import GpuprofError
 from gpuprof.snapshots.frames import Query
 from gpuprof.snapshots.names import clean
@@ -94,6 +95,7 @@ class TreeFeed:
     filter: Filter = Filter()
     by_thread: bool = False
     by_range: bool = False  # the tree of GPU time, by NVTX range
+    bottom_up: bool = False  # the trees that can be: innermost frames first
     internals: bool = False  # with the rows of internal_rows.py
     paused: bool = False
     gpu: str | None = None  # UUID of the device that the charts show; None: all of them
@@ -133,6 +135,7 @@ class TreeFeed:
         filter: Filter | None = None,
         by_thread: bool | None = None,
         by_range: bool | None = None,
+        bottom_up: bool | None = None,
         internals: bool | None = None,
         tree: str | None = None,
     ) -> None:
@@ -143,6 +146,8 @@ class TreeFeed:
             self.by_thread = by_thread
         if by_range is not None:
             self.by_range = by_range
+        if bottom_up is not None:
+            self.bottom_up = bottom_up
         if internals is not None:
             self.internals = internals
         if tree is not None:
@@ -199,6 +204,7 @@ class TreeFeed:
             query = replace(query, gpus=[self.gpu] if self.gpu else [], by_range=by_range)
         elif self.tree == "cpu":
             query = replace(query, cpus=list(kept.cpus))
+        query = replace(query, bottom_up=self.bottom_up and self.tree in BOTTOM_UP_TREES)
         return replace(query, by_thread=self.by_thread, internals=self.internals)
 
     def accept(self, answer_id: int) -> bool:

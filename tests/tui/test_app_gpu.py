@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from pilot_screen import complete, drawn, screen_of, shows, text_of, until
+from pilot_screen import complete, drawn, screen_of, shows, tells, text_of, until
 
 from gpuprof.snapshots.frames import Query
 from gpuprof.tui.app import GpuprofApp
@@ -72,6 +72,37 @@ async def test_key_2_is_the_tree_of_gpu_time(recording: GpuprofApp, recorded: An
         await pilot.press("1")
         await until(pilot, lambda: drawn(recording, "cpu") and "sm90_xmma" not in text_of(recording))
         await shows(pilot, " samples")
+
+
+async def test_key_u_lists_kernels_and_who_launched_them(recording: GpuprofApp, recorded: Any) -> None:
+    async with recording.run_test(notifications=True, size=(180, 60)) as pilot:
+        await shows(pilot, "main (train.py:88)")
+        await pilot.press("3", "u")
+        await tells(pilot, "CPU samples and GPU time can be read bottom up")
+        await pilot.press("2", "u")
+        await shows(pilot, "bottom up (u)")
+        await until(pilot, lambda: drawn(recording, "gpu") and recording.session.tree.bottom_up)  # type: ignore[union-attr]
+        tree, rows = recording.session.tree, screen_of(recording).flame.rows
+        assert tree is not None
+        assert rows is not None
+        first = [node for node in range(1, len(tree.parent)) if tree.parent[node] == 0]
+        assert [tree.strings[tree.name[node]] for node in first] == [
+            "sm90_xmma_gemm_bf16<128, 256>",
+            "memcpy HtoD",
+        ]
+        assert not rows.expanded[first].any()
+        expected = recorded.history.query(Query(1, "gpu", *recorded.history.span))
+        assert sum(tree.total_weight[first]) == expected.total_weight[0] == tree.total_weight[0]
+        await pilot.press("down")
+        await until(pilot, lambda: " self " not in text_of(recording))
+        await pilot.press("right")
+        await shows(pilot, "main (train.py:88)")
+        await pilot.press("1")
+        await until(pilot, lambda: drawn(recording, "cpu") and recording.session.tree.bottom_up)  # type: ignore[union-attr]
+        await pilot.press("4")
+        await until(pilot, lambda: "bottom up" not in text_of(recording))
+        await pilot.press("1", "u")
+        await until(pilot, lambda: drawn(recording, "cpu") and not recording.session.tree.bottom_up)  # type: ignore[union-attr]
 
 
 async def test_live_and_pinned(live_node: tuple[Any, GpuprofApp]) -> None:

@@ -18,6 +18,11 @@ HELP: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
             ("1, 2", "tree of CPU samples; of GPU time by the stack that launched the work"),
             ("3", "what the threads that feed a GPU were doing while it was idle"),
             ("4", "off-CPU: what threads waited for, in which code, and who ended the wait"),
+            (
+                "u",
+                "bottom up, and back: GPU time by kernel, CPU samples by the function that ran itself; below "
+                "each row who called it",
+            ),
             ("x", "show internal frames, and hide them"),
             ("/", "search the tree; n and N go to the next and the previous match"),
             (

@@ -12,6 +12,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.screen import Screen
 
+from gpuprof.snapshots.bottom_up import TREES as BOTTOM_UP_TREES
 from gpuprof.snapshots.errors import GpuprofError
 from gpuprof.tui.model import Change
 from gpuprof.tui.rate_choice import choice_of
@@ -46,6 +47,7 @@ class MainScreen(Screen[None]):
         Binding("v", "select", "select a range", show=False),
         Binding("escape", "let_go", "let go", show=False),
         Binding("b", "by_range", "by NVTX range", show=False),
+        Binding("u", "bottom_up", "bottom up", show=False),
         Binding("r", "rate", "work rate", show=False),
         Binding("t", "by_thread", "by thread", show=False),
         Binding("space", "pause", "pause", show=False, priority=False),
@@ -281,6 +283,16 @@ class MainScreen(Screen[None]):
             return
         self._bring_tree()
         self.session.feed.set(by_range=not self.session.feed.by_range)
+        self._asked_anew()
+
+    def action_bottom_up(self) -> None:
+        """Kernels, or the functions that ran, first, with their callers below; and back."""
+        feed = self.session.feed
+        if feed.tree not in BOTTOM_UP_TREES:
+            self.gpuprof.tell("CPU samples and GPU time can be read bottom up.", "Keys 1 and 2 show them.")
+            return
+        self._bring_tree()
+        feed.set(bottom_up=not feed.bottom_up)
         self._asked_anew()
 
     def action_rate(self) -> None:

@@ -94,7 +94,7 @@ class RowPainter:
         tree = rows.tree
         base = max(float(tree.total_weight[rows.root]), 1e-300)
         fraction = float(tree.total_weight[node]) / base
-        own = float(tree.self_weight[node]) / base
+        own = 0.0 if tree.bottom_up else float(tree.self_weight[node]) / base
         kind = kind_of(rows, node)
         color = frame_color(kind, tree.strings[tree.binary[node]], palette)
         dim = ink(palette.dim)
@@ -187,7 +187,8 @@ def details(rows: FlameRows, node: int, palette: Palette, width: int, max_lines:
     if about and math.isfinite(error) and error >= 0:
         said += f" ± {weight_text(rows, error)}"
     line.add(said, text).add("  ")
-    line.add(f"self {weight_text(rows, own)} ({100 * own / whole:.1f} %)", text).add("  ")
+    if not tree.bottom_up:
+        line.add(f"self {weight_text(rows, own)} ({100 * own / whole:.1f} %)", text).add("  ")
     words: list[tuple[str, Style]] = [(name_of(rows, node), bold)]
     kind = kind_of(rows, node)
     if kind not in _CONTAINERS:

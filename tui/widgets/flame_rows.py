@@ -128,6 +128,8 @@ class FlameRows:
         weight = self.tree.total_weight
         span = max(float(weight[self.root]), 1e-300)
         open_now = self.has_children & (weight >= HOT_FRACTION * span)
+        if self.tree.bottom_up:  # a list of what the time was spent in; who called it is asked for
+            open_now[1:] = False
         if int(open_now.sum()) > MAX_OPENED_ROWS:
             hottest = np.sort(weight[open_now])[-MAX_OPENED_ROWS]
             open_now &= weight >= hottest

@@ -86,6 +86,8 @@ def tree_title(session: Session, palette: Palette, width: int, match: str, focus
             items.append((4, Line().add(cut, ink(palette.warning))))
     if feed.by_range and feed.tree == "gpu":
         items.append((5, Line().add("by NVTX range (b)", dim)))
+    if tree is not None and tree.bottom_up:
+        items.append((2, Line().add("bottom up (u)", ink(palette.warning))))
     if feed.by_thread:
         items.append((5, Line().add("by thread", dim)))
     tabs = _tabs(session, palette, width - 2 - sum(2 + item.cells for place, item in items if place <= 2))
