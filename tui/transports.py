@@ -37,7 +37,7 @@ class Transport(Protocol):
     live: bool
     label: str
     damage: str | None  # what is missing from a file, in words
-    refused: bool  # the last end was a host that could not be reached at all
+    refused: bool  # the last end was one of a host, or a command, from which nothing of ours ever came
 
     @property
     def span(self) -> tuple[int, int] | None:
@@ -191,9 +191,11 @@ class CommandTransport(_Stream):
                 limit=READ_BYTES,
             )
         except (OSError, IndexError, ValueError) as error:
+            self.refused = True
             name = self._argv[0] if self._argv else "(nothing)"
+            why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             raise GpuprofError(
-                f"Cannot start {clean(name, 80)}: {error}.", "Is it installed?", EXIT_UNAVAILABLE
+                f"Cannot start {clean(name, 80)}: {why}.", "Is it installed?", EXIT_UNAVAILABLE
             ) from error
         assert process.stdout is not None
         assert process.stdin is not None
@@ -234,8 +236,8 @@ class CommandTransport(_Stream):
         if self._stderr_task is not None:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(asyncio.shield(self._stderr_task), 0.5)
-        self.refused = code == SSH_FAILED and not self._decoder.started
-        if self.refused:
+        self.refused = not self._decoder.started
+        if code == SSH_FAILED and self.refused:
             last = self._stderr[-1] if self._stderr else f"{os.path.basename(self._argv[0])} says nothing"
             hint = hint or f"Does `ssh {self.label}` work, without asking anything?"
             return GpuprofError(f"cannot connect to {self.label}: {last}", hint, EXIT_UNAVAILABLE)
@@ -245,11 +247,16 @@ class CommandTransport(_Stream):
             if not self._decoder.started:
                 message += " before it spoke the gpuprof protocol"
             message += "."
-        said = "; ".join(list(self._stderr)[-3:])
+        # What forbids a login (nologin, a policy) is often printed to standard output.
+        heard = [text for line in self._decoder.unread.splitlines() if (text := _spoken(line))]
+        said = "; ".join(list(self._stderr or heard)[-3:])
         if said:
             message += f" It said: {said}"
         if code == 127 and not hint:
-            hint = "gpuprof-tui was not found on the far side: install it there, or give its path."
+            hint = (
+                "gpuprof-tui was not found on the far side: install it there, or give its path: "
+                "--remote-command '/PATH/gpuprof-tui dial-stdio'"
+            )
         return GpuprofError(message, hint, EXIT_UNAVAILABLE)
 
     async def close(self) -> None:
