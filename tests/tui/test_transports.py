@@ -175,7 +175,9 @@ async def test_what_forbids_a_login_is_said_though_it_came_on_standard_output() 
     command = "echo 'This account is currently not available.'; exit 1"
     transport = CommandTransport(["/bin/sh", "-c", command], "node17")
     await transport.open()
-    with pytest.raises(GpuprofError, match=r"status 1 .* It said: This account is currently not available\.$"):
+    with pytest.raises(
+        GpuprofError, match=r"status 1 .* It said: This account is currently not available\.$"
+    ):
         await collect(transport, Tree)
     await transport.close()
 
