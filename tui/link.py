@@ -9,8 +9,9 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
 
-from gpuprof.snapshots.errors import GpuprofError
+from gpuprof.snapshots.errors import EXIT_UNAVAILABLE, FrameError, GpuprofError
 from gpuprof.snapshots.frames import Failure, Fetch, Fetched, Frame, Hello, Subscribe, Tree
+from gpuprof.snapshots.ingest import check_version
 from gpuprof.snapshots.work_frames import Rates
 from gpuprof.tui.model import Model
 from gpuprof.tui.transports import Transport
@@ -79,11 +80,11 @@ class Link:
         while not self._closing:
             try:
                 await self.transport.open()
-                await self.transport.send(self._subscription())
+                unsent = await self._subscribe()
                 async for opened in self._read():
                     if opened:
                         retry_s = FIRST_RETRY_S
-                reason = GpuprofError(self.explanation or "The sampler is gone.")
+                reason = unsent or GpuprofError(self.explanation or "The sampler is gone.")
             except GpuprofError as error:
                 reason = error
             except OSError as error:
@@ -93,7 +94,8 @@ class Link:
                 self._fetch = None
             if self._closing:
                 return
-            self._refusals = self._refusals + 1 if self.transport.refused else 0
+            refused = self.transport.refused or isinstance(reason, FrameError)
+            self._refusals = self._refusals + 1 if refused else 0
             if not self.transport.live or (not self.was_open and self._refusals >= FIRST_TRIES):
                 self.error = reason
                 self._set(LinkState("failed", reason.message, reason.hint))
@@ -104,6 +106,15 @@ class Link:
             await asyncio.sleep(retry_s)
             retry_s = min(2 * retry_s, LONGEST_RETRY_S)
 
+    async def _subscribe(self) -> GpuprofError | None:
+        """Ask for the frames; the error where the other side takes no requests any more, since it may have
+        said why before."""
+        try:
+            await self.transport.send(self._subscription())
+        except GpuprofError as error:
+            return error
+        return None
+
     def _subscription(self) -> Subscribe:
         """Metrics from where the charts end, or the last minutes at the start."""
         newest = self.model.newest_ns
@@ -112,6 +123,10 @@ class Link:
     async def _read(self) -> AsyncIterator[bool]:
         turn = 0
         async for frame in self.transport.frames():
+            if isinstance(frame, Failure) and frame.id == 0:  # of no request: this client is not served
+                raise GpuprofError(frame.message, frame.hint, EXIT_UNAVAILABLE)
+            if isinstance(frame, Hello):
+                check_version(frame)
             if self.state.state != "open":
                 self.explanation, self.was_open = "", True
                 self._set(LinkState("open"))
