@@ -37,6 +37,7 @@ _WATCH_SECONDS = 13.0  # the longest wait for a service to watch what the comman
 _WATCH, _SETTLE = 1, 2  # numbers of requests
 _LAST_GPU_WORK_SECONDS = 1.6  # the same of GPU work, whose readings come about a second late
 _NEVER_NS = 1 << 63
+_IS_IN_FILE = "what came before is in the file"
 
 
 @dataclass(frozen=True)
@@ -279,7 +280,7 @@ class _Recording:
                 self._sampler.listen()
             reason = self._sampler.said if self._sampler is not None else ""
             message = "the sampler ended before the recording did" + (f": {reason}" if reason else "")
-            raise GpuprofError(message, "what came before is in the file", EXIT_UNAVAILABLE)
+            raise GpuprofError(message, _IS_IN_FILE, EXIT_UNAVAILABLE)
         frames = self._decoder.feed(data)
         for frame in frames:
             self._look_at(frame)
@@ -323,7 +324,10 @@ class _Recording:
             os.close(self._fd)
             with suppress(OSError):
                 os.unlink(self._options.path)
-            self._trouble = self._trouble or GpuprofError("nothing was recorded", exit_code=EXIT_UNAVAILABLE)
+            if self._trouble is None:
+                self._trouble = GpuprofError("nothing was recorded", exit_code=EXIT_UNAVAILABLE)
+            else:
+                self._say_nothing_is_left(self._trouble)
             return
         self._writer.recorded(self._first_ns, self._end_ns)
         try:
@@ -335,10 +339,16 @@ class _Recording:
         if self._trouble is not None and not any(self._writer.rows_written):
             with suppress(OSError):
                 os.unlink(self._options.path)  # nothing in it could be read
-            self._trouble.hint = "nothing was recorded, and no file is left"
+            self._say_nothing_is_left(self._trouble)
             return
         seconds = self._writer.span_ns / 1e9  # as a report says it
         say(f"wrote {self._options.path}: {seconds:.1f} s, {samples:,} CPU samples, {size / 1e6:.2f} MB")
+
+    @staticmethod
+    def _say_nothing_is_left(trouble: GpuprofError) -> None:
+        """Have the reason say so, beside its own next step where it has one."""
+        step = "" if trouble.hint in ("", _IS_IN_FILE) else f"{trouble.hint}\n"
+        trouble.hint = step + "nothing was recorded, and no file is left"
 
     def _nothing_code(self) -> int:
         """0, or what a script can tell by that nothing of what a recording is for was recorded."""
