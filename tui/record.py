@@ -23,7 +23,12 @@ from gpuprof.tui import run as workload
 from gpuprof.tui.output_streams import say
 from gpuprof.tui.record_sources import Sources
 from gpuprof.tui.recorded_command import EXIT_INTERRUPTED, RecordedCommand
-from gpuprof.tui.sampler_process import SamplerOptions, SamplerProcess, running_service
+from gpuprof.tui.sampler_process import (
+    SamplerOptions,
+    SamplerProcess,
+    closed_service,
+    running_service,
+)
 
 if TYPE_CHECKING:
     from gpuprof.snapshots.file import SnapshotWriter
@@ -78,7 +83,8 @@ def run(options: RecordOptions, sampler_options: SamplerOptions) -> int:
         privileges.become(caller, no_new_privs=False)
         os.environ.update({"HOME": caller.home, "USER": caller.name, "LOGNAME": caller.name})
     try:
-        return _Recording(options, connection, sampler).run()
+        other_way = closed_service(sampler_options) if sampler is not None else ""
+        return _Recording(options, connection, sampler, other_way).run()
     finally:
         connection.close()
         if sampler is not None:
@@ -106,7 +112,11 @@ class _Recording:
     """One recording, from the creation of the file to its last chunk."""
 
     def __init__(
-        self, options: RecordOptions, connection: socket.socket, sampler: SamplerProcess | None
+        self,
+        options: RecordOptions,
+        connection: socket.socket,
+        sampler: SamplerProcess | None,
+        other_way: str = "",
     ) -> None:
         from gpuprof.snapshots.wire import Decoder
 
@@ -122,7 +132,9 @@ class _Recording:
         self._answered: set[int] = set()
         self._refusal: str | None = None  # why the sampler did not tell all up to the end
         self._complete_ns: int | None = None  # where the sampler could not tell all up to the end: up to when
-        self._sources = Sources(own_sampler=sampler is not None, has_command=bool(options.command))
+        self._sources = Sources(
+            own_sampler=sampler is not None, has_command=bool(options.command), other_way=other_way
+        )
         self._command = RecordedCommand(options.command)
         self._trouble: GpuprofError | None = None
 
