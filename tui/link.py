@@ -19,6 +19,7 @@ from gpuprof.tui.transports import Transport
 FIRST_RETRY_S = 0.5
 LONGEST_RETRY_S = 5.0
 FIRST_TRIES = 3  # to reach what was never there
+SILENCE_S = 15.0  # after which a connection that says nothing is spoken of; ssh gives up one of TCP after 10
 FRAMES_PER_TURN = 32  # frames applied before other tasks (keys, redraws) get a turn
 FETCH_IDS_FROM = 1 << 30  # queries are numbered from 1
 FETCH_QUEUE = 32
@@ -80,10 +81,15 @@ class Link:
         while not self._closing:
             try:
                 await self.transport.open()
-                unsent = await self._subscribe()
-                async for opened in self._read():
-                    if opened:
-                        retry_s = FIRST_RETRY_S
+                silence = asyncio.get_running_loop().call_later(SILENCE_S, self._tell_silence)
+                try:
+                    unsent = await self._subscribe()
+                    async for opened in self._read():
+                        silence.cancel()
+                        if opened:
+                            retry_s = FIRST_RETRY_S
+                finally:
+                    silence.cancel()
                 reason = unsent or GpuprofError(self.explanation or "The sampler is gone.")
             except GpuprofError as error:
                 reason = error
@@ -105,6 +111,11 @@ class Link:
                 await self.transport.close()
             await asyncio.sleep(retry_s)
             retry_s = min(2 * retry_s, LONGEST_RETRY_S)
+
+    def _tell_silence(self) -> None:
+        if self.transport.live:  # a file may take long to read
+            message = f"It has said nothing for {SILENCE_S:.0f} s, and is waited for."
+            self._set(LinkState("connecting", message, self.transport.silence_hint))
 
     async def _subscribe(self) -> GpuprofError | None:
         """Ask for the frames; the error where the other side takes no requests any more, since it may have

@@ -37,6 +37,7 @@ class Transport(Protocol):
     live: bool
     label: str
     damage: str | None  # what is missing from a file, in words
+    silence_hint: str  # what may be the matter when nothing comes
     refused: bool  # the last end was one of a host, or a command, from which nothing of ours ever came
 
     @property
@@ -61,6 +62,7 @@ class _Stream:
 
     damage: str | None = None
     refused = False
+    silence_hint = "Does that sampler hang? Whoever started it can start it again."
     span: tuple[int, int] | None = None
 
     def __init__(self, *, skip_preamble: bool = False) -> None:
@@ -168,6 +170,7 @@ class CommandTransport(_Stream):
     """
 
     live = True
+    silence_hint = "Does a login there ask for something, or hang? Then it does so in plain ssh, too."
 
     def __init__(self, argv: Sequence[str], label: str = "") -> None:
         super().__init__(skip_preamble=True)
@@ -286,6 +289,7 @@ class HistoryTransport:
 
     live = False
     refused = False
+    silence_hint = ""
     damage: str | None = None
 
     def __init__(self, load: History | Callable[[], History], label: str) -> None:

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from pilot_screen import answered, complete, screen_of, shows, tells, text_of, until
 
-from gpuprof.snapshots.errors import EXIT_UNAVAILABLE
 from gpuprof.snapshots.frames import NO_THREAD, FrameKind, Hello, SourceStatus, Status
 from gpuprof.tui.app import GpuprofApp
 from gpuprof.tui.screens.main import MainScreen
@@ -277,17 +276,6 @@ async def test_ssh_that_fails_is_explained() -> None:
     app = GpuprofApp(CommandTransport(command, "node17"))
     async with app.run_test(notifications=True, size=(140, 30)) as pilot:
         await shows(pilot, "Connection refused")
-
-
-@pytest.mark.parametrize("command", [["/bin/sh", "-c", "exit 127"], ["/nonexistent/ssh"]])
-async def test_a_command_that_never_speaks_is_given_up_and_told_by_the_exit_code(command: list[str]) -> None:
-    app = GpuprofApp(CommandTransport(command, "node17"))
-    async with app.run_test(notifications=True, size=(140, 30)) as pilot:
-        await shows(pilot, "not connected, trying again")
-        await shows(pilot, "cannot connect")
-        assert "Trying again" not in text_of(app)
-        await pilot.press("q")
-    assert app.return_code == EXIT_UNAVAILABLE
 
 
 async def test_save_the_pinned_range(

@@ -1,4 +1,4 @@
-"""What a screen says of a sampler that does not serve it, or speaks a later protocol."""
+"""What a screen says of a sampler that does not serve it, speaks a later protocol, or says nothing."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from pilot_screen import shows, text_of
 
 from gpuprof.sampler import endpoint
 from gpuprof.sampler.server import Server
+from gpuprof.snapshots.errors import EXIT_UNAVAILABLE
 from gpuprof.snapshots.frames import MAGIC, PROTOCOL_VERSION, Hello
 from gpuprof.snapshots.history import History
 from gpuprof.snapshots.wire import pack
 from gpuprof.tui import link as links
+from gpuprof.tui.app import GpuprofApp
 from gpuprof.tui.link import Link, LinkState
 from gpuprof.tui.model import Model
-from gpuprof.tui.transports import SocketTransport
+from gpuprof.tui.transports import CommandTransport, SocketTransport
 
 PATIENCE_S = 60.0  # far more than anything takes; a slow machine is no failure
 Answer = Callable[[socket.socket], None]
@@ -109,3 +112,23 @@ async def test_a_later_protocol_is_not_guessed_at(
     assert "Update gpuprof-tui here" in seen[-1].hint
     for client in kept:
         client.close()
+
+
+@pytest.mark.parametrize("command", [["/bin/sh", "-c", "exit 127"], ["/nonexistent/ssh"]])
+async def test_a_command_that_never_speaks_is_given_up_and_told_by_the_exit_code(command: list[str]) -> None:
+    app = GpuprofApp(CommandTransport(command, "node17"))
+    async with app.run_test(notifications=True, size=(140, 30)) as pilot:
+        await shows(pilot, "not connected, trying again")
+        await shows(pilot, "cannot connect")
+        assert "Trying again" not in text_of(app)
+        await pilot.press("q")
+    assert app.return_code == EXIT_UNAVAILABLE
+
+
+async def test_a_login_that_says_nothing_is_spoken_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpuprof.tui.link.SILENCE_S", 0.3)
+    app = GpuprofApp(CommandTransport(["/bin/sleep", "1000"], "node17"))
+    async with app.run_test(notifications=True, size=(140, 30)) as pilot:
+        await shows(pilot, "connecting to node17")
+        await shows(pilot, "It has said nothing for")
+        await shows(pilot, "Does a login there ask for something")
