@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from gpuprof.snapshots.errors import EXIT_NO_PERMISSION, EXIT_UNAVAILABLE, GpuprofError
 
 GROUP = "gpuprof"
+RUN = "/run"  # in which the service makes its own folder
 _SO_PEERGROUPS = 59  # asm-generic/socket.h; not in Python's socket module
 _UCRED = struct.Struct("=iII")
 _MAX_GROUPS = 65536
@@ -105,8 +106,9 @@ def may_connect(uid: int, groups: frozenset[int], gid: int | None) -> bool:
 
 
 def _check_folder(folder: str) -> None:
-    if not os.path.exists(folder) and os.path.dirname(folder) == "/run" and os.geteuid() == 0:
-        os.mkdir(folder, 0o755)
+    if not os.path.exists(folder) and os.path.dirname(folder) == RUN and os.geteuid() == 0:
+        os.mkdir(folder)
+        os.chmod(folder, 0o755)  # whatever root's umask: the group has to get through to the socket
     try:
         found = os.stat(folder)
     except OSError as error:
@@ -116,7 +118,13 @@ def _check_folder(folder: str) -> None:
             EXIT_UNAVAILABLE,
         ) from error
     others_write = found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid not in (0, os.geteuid()) or others_write:
+    if not stat.S_ISDIR(found.st_mode):
+        raise GpuprofError(
+            f"{folder}, where the socket would lie, is not a folder",
+            "choose another --socket",
+            EXIT_UNAVAILABLE,
+        )
+    if found.st_uid not in (0, os.geteuid()) or others_write:
         raise GpuprofError(
             f"others can write to the folder of the socket, {folder}, and could put their own socket there",
             f"chown root {folder} && chmod 755 {folder}",

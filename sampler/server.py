@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -23,6 +24,7 @@ from gpuprof.snapshots.history import History
 
 MAX_CLIENTS = 64  # root may always connect
 QUERY_THREADS = 2
+REFUSAL_S = 1.0  # in which a client that is not served can read why
 PATIENT_THREADS = 8  # recordings that end, fetches and watches at once; more of them wait for each other
 
 
@@ -50,6 +52,7 @@ class Server:
         self._pool = ThreadPoolExecutor(QUERY_THREADS, thread_name_prefix="query")
         self._patience = ThreadPoolExecutor(PATIENT_THREADS, thread_name_prefix="patient")
         self._clients: set[asyncio.Task[None]] = set()
+        self._refused: deque[socket.socket] = deque(maxlen=MAX_CLIENTS + 1)  # the last ones
         self._endpoints: list[tuple[endpoints.Endpoint, asyncio.Task[None]]] = []
         self._loop = asyncio.get_running_loop()
 
@@ -101,7 +104,7 @@ class Server:
             if refusal is None:
                 self._serve(sock)
             else:
-                _refuse(sock, refusal)
+                self._refuse(sock, refusal)
 
     def _refusal(self, sock: socket.socket, endpoint: endpoints.Endpoint) -> GpuprofError | None:
         try:
@@ -116,6 +119,21 @@ class Server:
         if len(self._clients) >= MAX_CLIENTS and uid != 0:
             return GpuprofError("the sampler has as many clients as it takes", "close one of them")
         return None
+
+    def _refuse(self, sock: socket.socket, error: GpuprofError) -> None:
+        """Say why, in the protocol, as far as the socket's buffer takes it without waiting.
+
+        It is closed a little later: at once, what the client writes meanwhile would break the connection
+        before it has read the reason.
+        """
+        with suppress(OSError):
+            sock.setblocking(False)
+            sock.send(MAGIC + wire.pack(Failure(0, error.message, error.hint)))
+            sock.shutdown(socket.SHUT_WR)
+        self._refused.append(sock)
+        if len(self._refused) > MAX_CLIENTS:
+            self._refused[0].close()
+        self._loop.call_later(REFUSAL_S, sock.close)
 
     def _serve(self, sock: socket.socket, *, patient: bool = False) -> None:
         connection = Connection(
@@ -133,11 +151,3 @@ class Server:
             print(f"gpuprof sampler: a connection failed: {task.exception()!r}", file=sys.stderr)
         if not self._clients and self._on_idle is not None:
             self._on_idle()
-
-
-def _refuse(sock: socket.socket, error: GpuprofError) -> None:
-    """Say why, in the protocol, as far as the socket's buffer takes it without waiting."""
-    with suppress(OSError):
-        sock.setblocking(False)
-        sock.send(MAGIC + wire.pack(Failure(0, error.message, error.hint)))
-    sock.close()

@@ -304,7 +304,7 @@ def check_version(hello: Hello) -> None:
     """Raise FrameError when the other side speaks a newer protocol than this one."""
     if hello.version > PROTOCOL_VERSION:
         raise FrameError(
-            f"this was written by a newer gpuprof ({clean(hello.sampler_version, 32)})",
+            f"this comes from a newer gpuprof ({clean(hello.sampler_version, 32)})",
             "Update gpuprof-tui here to read it.",
         )
 

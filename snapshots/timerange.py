@@ -34,7 +34,7 @@ def parse_range(text: str, history: History) -> tuple[int, int]:
     if not dots:
         raise _usage(f"“{clean(text, 60)}” is not a range" if text.strip() else "the range is empty text")
     start_ns = _instant(begin.strip(), history) if begin.strip() else first
-    end_ns = _instant(end.strip(), history) if end.strip() else last
+    end_ns = _instant(end.strip(), history) if end.strip() else max(last, start_ns + 1)
     if end_ns == start_ns:
         raise _usage(f"the range {clean(text, 60)} is empty: it ends where it starts")
     if end_ns < start_ns:

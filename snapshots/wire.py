@@ -49,6 +49,11 @@ class Decoder:
         return self._started
 
     @property
+    def unread(self) -> bytes:
+        """Return what came while no magic was found: words of somebody else. Empty once it was."""
+        return b"" if self._started else bytes(self._buffer)
+
+    @property
     def pending_bytes(self) -> int:
         """Return the number of bytes held that are not a whole frame yet; not 0 at the end of a stream that
         was cut.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import shlex
 import socket
 import stat
 import sys
@@ -53,10 +54,11 @@ def run(options: SamplerOptions) -> int:
     """Print all findings; 0 when nothing is missing, else 1. Hardware that is not there, and what nobody has
     asked for, is not missing."""
     missing = False
+    service = None if _may_profile() else connect_service(options.socket_path)
     for finding in (
-        *look_up(options.socket_path, given=options.socket_given),
+        *look_up(options.socket_path, given=options.socket_given, served=service is not None),
         *try_kernel(),
-        *ask_sampler(options),
+        *ask_sampler(options, service),
     ):
         missing |= finding.state == "missing"
         print(render(finding), flush=True)
@@ -69,18 +71,18 @@ def render(finding: Finding) -> str:
     return line + "".join(f"\n{'':26}{part}" for part in finding.fix.splitlines())
 
 
-def look_up(socket_path: str, root: str = "/", *, given: bool = False) -> Iterator[Finding]:
+def look_up(
+    socket_path: str, root: str = "/", *, given: bool = False, served: bool = False
+) -> Iterator[Finding]:
     """What can be seen without starting anything. `root`: the file system to look at; `given`: the person
-    named the socket, so that a sampler has to be there.
+    named the socket, so that a sampler has to be there; `served`: a service does what this user may not.
     """
     sudo = f"sudo {own_command()}"
     yield _python()
-    capabilities = privileges.effective_capabilities()
-    if (
-        privileges.CAP_SYS_ADMIN in capabilities
-        or {privileges.CAP_BPF, privileges.CAP_PERFMON} <= capabilities
-    ):
+    if _may_profile():
         yield Finding("ok", "BPF permission", "CAP_BPF and CAP_PERFMON, or root")
+    elif served:
+        yield Finding("note", "BPF permission", "this user has none; the service is used, which has it")
     else:
         yield Finding("missing", "BPF permission", "CPU stacks need root, or CAP_BPF and CAP_PERFMON", sudo)
     yield _bcc(root)
@@ -94,6 +96,15 @@ def look_up(socket_path: str, root: str = "/", *, given: bool = False) -> Iterat
     yield _tracefs(root)
     yield _service(socket_path, given=given)
     yield _terminal()
+
+
+def _may_profile() -> bool:
+    """Whether this process may have BPF programs see the whole node."""
+    capabilities = privileges.effective_capabilities()
+    return (
+        privileges.CAP_SYS_ADMIN in capabilities
+        or {privileges.CAP_BPF, privileges.CAP_PERFMON} <= capabilities
+    )
 
 
 def try_kernel(command: Sequence[str] = ()) -> Iterator[Finding]:
@@ -150,9 +161,10 @@ class _Tried(NamedTuple):
         return cls(line["state"], title or _FEATURES, name, detail)
 
 
-def ask_sampler(options: SamplerOptions) -> Iterator[Finding]:
-    """Start a sampler and report what its sources came to."""
-    statuses, reason = _settled_sources(options)
+def ask_sampler(options: SamplerOptions, service: socket.socket | None = None) -> Iterator[Finding]:
+    """Start a sampler, or ask the service that this connection leads to, and report what its sources came
+    to."""
+    statuses, reason = _settled_sources(options, service)
     if not statuses:
         yield Finding("missing", "sampler", reason or "it did not answer", "please report this")
     for status in statuses:
@@ -167,16 +179,22 @@ def ask_sampler(options: SamplerOptions) -> Iterator[Finding]:
             yield Finding("missing", title, status.reason, status.hint)
 
 
-def _settled_sources(options: SamplerOptions) -> tuple[list[SourceStatus], str]:
+def _settled_sources(
+    options: SamplerOptions, service: socket.socket | None
+) -> tuple[list[SourceStatus], str]:
     """The status of each source once none is starting any more; and the sampler's last words when there is
     none."""
     from gpuprof.snapshots.errors import GpuprofError
     from gpuprof.snapshots.frames import MAGIC, Status, Subscribe
     from gpuprof.snapshots.wire import Decoder, pack
 
-    connection, theirs = socket.socketpair()
-    caller = privileges.sudo_caller(os.environ) if os.geteuid() == 0 else None
-    sampler = SamplerProcess(options, os.environ, caller, theirs)
+    sampler: SamplerProcess | None = None
+    if service is not None:
+        connection = service
+    else:
+        connection, theirs = socket.socketpair()
+        caller = privileges.sudo_caller(os.environ) if os.geteuid() == 0 else None
+        sampler = SamplerProcess(options, os.environ, caller, theirs)
     sources: list[SourceStatus] = []
     try:
         connection.sendall(MAGIC + pack(Subscribe("metrics")))
@@ -197,8 +215,9 @@ def _settled_sources(options: SamplerOptions) -> tuple[list[SourceStatus], str]:
         return sources, str(error)
     finally:
         connection.close()
-        sampler.close()
-    return sources, sampler.said
+        if sampler is not None:
+            sampler.close()
+    return sources, sampler.said if sampler is not None else "the service does not answer"
 
 
 def _python() -> Finding:
@@ -263,6 +282,14 @@ def _service(path: str, *, given: bool) -> Finding:
         return Finding("ok", "service", path)
     try:
         found = os.stat(path)
+    except PermissionError:
+        folder = os.path.dirname(path)
+        return Finding(
+            "note",
+            "service",
+            f"this user may not look into {folder}",
+            f"sudo chmod 755 {shlex.quote(folder)}",
+        )
     except OSError:
         return Finding("note", "service", f"none at {path}; each screen starts its own sampler")
     if not stat.S_ISSOCK(found.st_mode):

@@ -9,8 +9,9 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
 
-from gpuprof.snapshots.errors import GpuprofError
+from gpuprof.snapshots.errors import EXIT_UNAVAILABLE, FrameError, GpuprofError
 from gpuprof.snapshots.frames import Failure, Fetch, Fetched, Frame, Hello, Subscribe, Tree
+from gpuprof.snapshots.ingest import check_version
 from gpuprof.snapshots.work_frames import Rates
 from gpuprof.tui.model import Model
 from gpuprof.tui.transports import Transport
@@ -18,6 +19,7 @@ from gpuprof.tui.transports import Transport
 FIRST_RETRY_S = 0.5
 LONGEST_RETRY_S = 5.0
 FIRST_TRIES = 3  # to reach what was never there
+SILENCE_S = 15.0  # after which a connection that says nothing is spoken of; ssh gives up one of TCP after 10
 FRAMES_PER_TURN = 32  # frames applied before other tasks (keys, redraws) get a turn
 FETCH_IDS_FROM = 1 << 30  # queries are numbered from 1
 FETCH_QUEUE = 32
@@ -79,11 +81,16 @@ class Link:
         while not self._closing:
             try:
                 await self.transport.open()
-                await self.transport.send(self._subscription())
-                async for opened in self._read():
-                    if opened:
-                        retry_s = FIRST_RETRY_S
-                reason = GpuprofError(self.explanation or "The sampler is gone.")
+                silence = asyncio.get_running_loop().call_later(SILENCE_S, self._tell_silence)
+                try:
+                    unsent = await self._subscribe()
+                    async for opened in self._read():
+                        silence.cancel()
+                        if opened:
+                            retry_s = FIRST_RETRY_S
+                finally:
+                    silence.cancel()
+                reason = unsent or GpuprofError(self.explanation or "The sampler is gone.")
             except GpuprofError as error:
                 reason = error
             except OSError as error:
@@ -93,7 +100,8 @@ class Link:
                 self._fetch = None
             if self._closing:
                 return
-            self._refusals = self._refusals + 1 if self.transport.refused else 0
+            refused = self.transport.refused or isinstance(reason, FrameError)
+            self._refusals = self._refusals + 1 if refused else 0
             if not self.transport.live or (not self.was_open and self._refusals >= FIRST_TRIES):
                 self.error = reason
                 self._set(LinkState("failed", reason.message, reason.hint))
@@ -104,6 +112,20 @@ class Link:
             await asyncio.sleep(retry_s)
             retry_s = min(2 * retry_s, LONGEST_RETRY_S)
 
+    def _tell_silence(self) -> None:
+        if self.transport.live:  # a file may take long to read
+            message = f"It has said nothing for {SILENCE_S:.0f} s, and is waited for."
+            self._set(LinkState("connecting", message, self.transport.silence_hint))
+
+    async def _subscribe(self) -> GpuprofError | None:
+        """Ask for the frames; the error where the other side takes no requests any more, since it may have
+        said why before."""
+        try:
+            await self.transport.send(self._subscription())
+        except GpuprofError as error:
+            return error
+        return None
+
     def _subscription(self) -> Subscribe:
         """Metrics from where the charts end, or the last minutes at the start."""
         newest = self.model.newest_ns
@@ -112,6 +134,10 @@ class Link:
     async def _read(self) -> AsyncIterator[bool]:
         turn = 0
         async for frame in self.transport.frames():
+            if isinstance(frame, Failure) and frame.id == 0:  # of no request: this client is not served
+                raise GpuprofError(frame.message, frame.hint, EXIT_UNAVAILABLE)
+            if isinstance(frame, Hello):
+                check_version(frame)
             if self.state.state != "open":
                 self.explanation, self.was_open = "", True
                 self._set(LinkState("open"))

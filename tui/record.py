@@ -23,7 +23,12 @@ from gpuprof.tui import run as workload
 from gpuprof.tui.output_streams import say
 from gpuprof.tui.record_sources import Sources
 from gpuprof.tui.recorded_command import EXIT_INTERRUPTED, RecordedCommand
-from gpuprof.tui.sampler_process import SamplerOptions, SamplerProcess, running_service
+from gpuprof.tui.sampler_process import (
+    SamplerOptions,
+    SamplerProcess,
+    closed_service,
+    running_service,
+)
 
 if TYPE_CHECKING:
     from gpuprof.snapshots.file import SnapshotWriter
@@ -37,6 +42,7 @@ _WATCH_SECONDS = 13.0  # the longest wait for a service to watch what the comman
 _WATCH, _SETTLE = 1, 2  # numbers of requests
 _LAST_GPU_WORK_SECONDS = 1.6  # the same of GPU work, whose readings come about a second late
 _NEVER_NS = 1 << 63
+_IS_IN_FILE = "what came before is in the file"
 
 
 @dataclass(frozen=True)
@@ -77,7 +83,8 @@ def run(options: RecordOptions, sampler_options: SamplerOptions) -> int:
         privileges.become(caller, no_new_privs=False)
         os.environ.update({"HOME": caller.home, "USER": caller.name, "LOGNAME": caller.name})
     try:
-        return _Recording(options, connection, sampler).run()
+        other_way = closed_service(sampler_options) if sampler is not None else ""
+        return _Recording(options, connection, sampler, other_way).run()
     finally:
         connection.close()
         if sampler is not None:
@@ -105,7 +112,11 @@ class _Recording:
     """One recording, from the creation of the file to its last chunk."""
 
     def __init__(
-        self, options: RecordOptions, connection: socket.socket, sampler: SamplerProcess | None
+        self,
+        options: RecordOptions,
+        connection: socket.socket,
+        sampler: SamplerProcess | None,
+        other_way: str = "",
     ) -> None:
         from gpuprof.snapshots.wire import Decoder
 
@@ -121,7 +132,9 @@ class _Recording:
         self._answered: set[int] = set()
         self._refusal: str | None = None  # why the sampler did not tell all up to the end
         self._complete_ns: int | None = None  # where the sampler could not tell all up to the end: up to when
-        self._sources = Sources(own_sampler=sampler is not None, has_command=bool(options.command))
+        self._sources = Sources(
+            own_sampler=sampler is not None, has_command=bool(options.command), other_way=other_way
+        )
         self._command = RecordedCommand(options.command)
         self._trouble: GpuprofError | None = None
 
@@ -279,7 +292,7 @@ class _Recording:
                 self._sampler.listen()
             reason = self._sampler.said if self._sampler is not None else ""
             message = "the sampler ended before the recording did" + (f": {reason}" if reason else "")
-            raise GpuprofError(message, "what came before is in the file", EXIT_UNAVAILABLE)
+            raise GpuprofError(message, _IS_IN_FILE, EXIT_UNAVAILABLE)
         frames = self._decoder.feed(data)
         for frame in frames:
             self._look_at(frame)
@@ -323,7 +336,10 @@ class _Recording:
             os.close(self._fd)
             with suppress(OSError):
                 os.unlink(self._options.path)
-            self._trouble = self._trouble or GpuprofError("nothing was recorded", exit_code=EXIT_UNAVAILABLE)
+            if self._trouble is None:
+                self._trouble = GpuprofError("nothing was recorded", exit_code=EXIT_UNAVAILABLE)
+            else:
+                self._say_nothing_is_left(self._trouble)
             return
         self._writer.recorded(self._first_ns, self._end_ns)
         try:
@@ -335,10 +351,16 @@ class _Recording:
         if self._trouble is not None and not any(self._writer.rows_written):
             with suppress(OSError):
                 os.unlink(self._options.path)  # nothing in it could be read
-            self._trouble.hint = "nothing was recorded, and no file is left"
+            self._say_nothing_is_left(self._trouble)
             return
         seconds = self._writer.span_ns / 1e9  # as a report says it
         say(f"wrote {self._options.path}: {seconds:.1f} s, {samples:,} CPU samples, {size / 1e6:.2f} MB")
+
+    @staticmethod
+    def _say_nothing_is_left(trouble: GpuprofError) -> None:
+        """Have the reason say so, beside its own next step where it has one."""
+        step = "" if trouble.hint in ("", _IS_IN_FILE) else f"{trouble.hint}\n"
+        trouble.hint = step + "nothing was recorded, and no file is left"
 
     def _nothing_code(self) -> int:
         """0, or what a script can tell by that nothing of what a recording is for was recorded."""

@@ -21,12 +21,14 @@ _OF_ROWS = ("cpu", "offcpu", "gpu")
 class Sources:
     """The sources by the last frame that told of them.
 
-    `own_sampler`: whether the sampler was started for the recording; `has_command`: whether a command is.
+    `own_sampler`: whether the sampler was started for the recording; `has_command`: whether a command is;
+    `other_way`: how a person without root may get CPU stacks, where there is one.
     """
 
-    def __init__(self, *, own_sampler: bool, has_command: bool) -> None:
+    def __init__(self, *, own_sampler: bool, has_command: bool, other_way: str = "") -> None:
         self._own_sampler = own_sampler
         self._has_command = has_command
+        self._other_way = other_way
         self._last: Status | None = None
         self._cpu: SourceStatus | None = None
         self._waits_start = False
@@ -99,6 +101,8 @@ class Sources:
             hint = self._cpu.hint if self._sudo_line is None else shlex.join(_sudo_line())
             if hint:
                 say(f"  {hint}")
+            if self._other_way and not self._privileged:
+                say(f"  {self._other_way}")
 
 
 def _with_reason(source: SourceStatus, reason: str) -> SourceStatus:

@@ -8,8 +8,10 @@ its pid, terminal, signals and exit code are its own.
 
 from __future__ import annotations
 
+import errno
 import importlib.resources
 import os
+import re
 import signal
 import sys
 import sysconfig
@@ -51,8 +53,10 @@ def run(command: Sequence[str]) -> NoReturn:
     try:
         os.execve(path, list(command), environ)
     except OSError as error:
+        shown = clean(command[0], 200)
+        hint = f"name the program that reads it: sh {shown}" if error.errno == errno.ENOEXEC else ""
         raise GpuprofError(
-            f"{clean(command[0])} could not be started: {error.strerror}", exit_code=EXIT_NOT_EXECUTABLE
+            f"{shown} could not be started: {error.strerror}", hint, EXIT_NOT_EXECUTABLE
         ) from error
 
 
@@ -135,6 +139,7 @@ def find_program(name: str) -> str:
 
     program = shutil.which(name)
     if program is not None:
+        _check_first_line(program)
         return program
     if os.path.dirname(name) and os.path.lexists(name):
         raise _not_executable(name)
@@ -145,6 +150,28 @@ def find_program(name: str) -> str:
     else:
         hint = "is it installed, and in PATH? sudo has a PATH of its own"
     raise GpuprofError(f"{clean(name)}: command not found", hint, EXIT_NOT_FOUND)
+
+
+def _check_first_line(program: str) -> None:
+    """GpuprofError where a script's first line names a program that is not there: the kernel then says of the
+    script itself that there is no such file (execve(2))."""
+    try:
+        with open(os.open(program, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            line = file.readline(256)
+    except OSError:  # one may be allowed to run what one may not read
+        return
+    words = re.split(rb"[ \t\n]+", line[2:].strip(b" \t\n"))  # the kernel takes a \r for part of a name
+    if not line.startswith(b"#!") or not words[0] or os.path.exists(words[0]):
+        return
+    shown = clean(program, 200)
+    hint = f"correct that line, or name the program that reads it: python {shown}"
+    if words[0].endswith(b"\r"):
+        hint = f"its lines end as those of Windows do: sed -i 's/\\r$//' {shown}"
+    raise GpuprofError(
+        f"the first line of {shown} names {clean(os.fsdecode(words[0]), 200)}, which is not there",
+        hint,
+        EXIT_NOT_EXECUTABLE,
+    )
 
 
 def _here() -> str:

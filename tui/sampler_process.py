@@ -54,6 +54,19 @@ def running_service(options: SamplerOptions) -> socket.socket | None:
         return None
 
 
+def closed_service(options: SamplerOptions) -> str:
+    """How to get to use the service, where one runs that this user may not; else empty."""
+    if not options.use_service:
+        return ""
+    try:
+        _connected(options.socket_path).close()
+    except GpuprofError as error:
+        if isinstance(error.__cause__, PermissionError):
+            shown = _plain(options.socket_path)
+            return f"or join the group that may use the sampler at {shown}: sudo usermod -aG gpuprof $USER"
+    return ""
+
+
 def connect_service(path: str) -> socket.socket | None:
     """A connection to the running service; None when there is none, or this user may not connect."""
     try:

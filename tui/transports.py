@@ -37,7 +37,8 @@ class Transport(Protocol):
     live: bool
     label: str
     damage: str | None  # what is missing from a file, in words
-    refused: bool  # the last end was a host that could not be reached at all
+    silence_hint: str  # what may be the matter when nothing comes
+    refused: bool  # the last end was one of a host, or a command, from which nothing of ours ever came
 
     @property
     def span(self) -> tuple[int, int] | None:
@@ -61,6 +62,7 @@ class _Stream:
 
     damage: str | None = None
     refused = False
+    silence_hint = "Does that sampler hang? Whoever started it can start it again."
     span: tuple[int, int] | None = None
 
     def __init__(self, *, skip_preamble: bool = False) -> None:
@@ -168,6 +170,7 @@ class CommandTransport(_Stream):
     """
 
     live = True
+    silence_hint = "Does a login there ask for something, or hang? Then it does so in plain ssh, too."
 
     def __init__(self, argv: Sequence[str], label: str = "") -> None:
         super().__init__(skip_preamble=True)
@@ -191,9 +194,11 @@ class CommandTransport(_Stream):
                 limit=READ_BYTES,
             )
         except (OSError, IndexError, ValueError) as error:
+            self.refused = True
             name = self._argv[0] if self._argv else "(nothing)"
+            why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             raise GpuprofError(
-                f"Cannot start {clean(name, 80)}: {error}.", "Is it installed?", EXIT_UNAVAILABLE
+                f"Cannot start {clean(name, 80)}: {why}.", "Is it installed?", EXIT_UNAVAILABLE
             ) from error
         assert process.stdout is not None
         assert process.stdin is not None
@@ -234,8 +239,8 @@ class CommandTransport(_Stream):
         if self._stderr_task is not None:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(asyncio.shield(self._stderr_task), 0.5)
-        self.refused = code == SSH_FAILED and not self._decoder.started
-        if self.refused:
+        self.refused = not self._decoder.started
+        if code == SSH_FAILED and self.refused:
             last = self._stderr[-1] if self._stderr else f"{os.path.basename(self._argv[0])} says nothing"
             hint = hint or f"Does `ssh {self.label}` work, without asking anything?"
             return GpuprofError(f"cannot connect to {self.label}: {last}", hint, EXIT_UNAVAILABLE)
@@ -245,11 +250,16 @@ class CommandTransport(_Stream):
             if not self._decoder.started:
                 message += " before it spoke the gpuprof protocol"
             message += "."
-        said = "; ".join(list(self._stderr)[-3:])
+        # What forbids a login (nologin, a policy) is often printed to standard output.
+        heard = [text for line in self._decoder.unread.splitlines() if (text := _spoken(line))]
+        said = "; ".join(list(self._stderr or heard)[-3:])
         if said:
             message += f" It said: {said}"
         if code == 127 and not hint:
-            hint = "gpuprof-tui was not found on the far side: install it there, or give its path."
+            hint = (
+                "gpuprof-tui was not found on the far side: install it there, or give its path: "
+                "--remote-command '/PATH/gpuprof-tui dial-stdio'"
+            )
         return GpuprofError(message, hint, EXIT_UNAVAILABLE)
 
     async def close(self) -> None:
@@ -279,6 +289,7 @@ class HistoryTransport:
 
     live = False
     refused = False
+    silence_hint = ""
     damage: str | None = None
 
     def __init__(self, load: History | Callable[[], History], label: str) -> None:

@@ -171,6 +171,27 @@ async def test_command_not_found_there_has_a_hint() -> None:
     await transport.close()
 
 
+async def test_what_forbids_a_login_is_said_though_it_came_on_standard_output() -> None:
+    command = "echo 'This account is currently not available.'; exit 1"
+    transport = CommandTransport(["/bin/sh", "-c", command], "node17")
+    await transport.open()
+    with pytest.raises(
+        GpuprofError, match=r"status 1 .* It said: This account is currently not available\.$"
+    ):
+        await collect(transport, Tree)
+    await transport.close()
+
+
+async def test_a_banner_does_not_push_out_what_standard_error_says() -> None:
+    command = "seq 100; echo 'bash: gpuprof-tui: command not found' >&2; exit 127"
+    transport = CommandTransport(["/bin/sh", "-c", command], "node17")
+    await transport.open()
+    with pytest.raises(GpuprofError) as caught:
+        await collect(transport, Tree)
+    assert caught.value.message.endswith("It said: bash: gpuprof-tui: command not found")
+    await transport.close()
+
+
 async def test_close_ends_the_command() -> None:
     transport = CommandTransport(["/bin/sleep", "1000"], "node17")
     await transport.open()

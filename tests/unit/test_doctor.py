@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from gpuprof.snapshots.frames import SourceStatus
+from gpuprof.snapshots.frames import MAGIC, SourceStatus, Status
+from gpuprof.snapshots.wire import pack
 from gpuprof.tui import doctor
 from gpuprof.tui.doctor import Finding
 from gpuprof.tui.sampler_process import SamplerOptions
@@ -81,6 +84,46 @@ def test_a_service_that_answers_and_one_that_does_not(root: Path, tmp_path: Path
     assert findings(root, str(tmp_path / "file"))["service"].state == "missing"
 
 
+def test_who_may_not_profile_is_told_what_the_service_does(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Their screen uses the service, so nothing is missing: no sampler of their own is started and asked."""
+    monkeypatch.setattr(doctor.privileges, "effective_capabilities", frozenset)
+    monkeypatch.setattr(doctor, "SamplerProcess", None)
+    path = str(tmp_path / "s.sock")
+    clients: list[socket.socket] = []
+    sources = [
+        SourceStatus("cpu", "ok", reason="as the service has it"),
+        SourceStatus("gpu", "off", reason="nobody"),
+    ]
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(path)
+        listening.listen()
+
+        def serve() -> None:
+            clients.extend(listening.accept()[0] for _ in range(2))  # one is of the line on the service
+            clients[0].sendall(MAGIC + pack(Status(0, sources, 0, 0, 0, 0)))
+
+        threading.Thread(target=serve, daemon=True).start()
+        doctor.run(SamplerOptions(socket_path=path, use_service=False))
+    for client in clients:
+        client.close()
+    said = capsys.readouterr().out
+    assert "note    BPF permission    this user has none; the service is used, which has it\n" in said
+    assert "ok      CPU stacks        as the service has it\n" in said
+    assert "note    GPU time          nobody\n" in said
+    assert findings(root, path)["BPF permission"].state == "missing"  # with nobody there
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may look into every folder")
+def test_a_folder_that_lets_nobody_through(root: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "closed"
+    folder.mkdir(0o000)
+    found = findings(root, str(folder / "s.sock"))["service"]
+    assert found.detail == f"this user may not look into {folder}"
+    assert found.fix == f"sudo chmod 755 {folder}"
+
+
 def test_terminals(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.isatty", lambda fd: True)
     for name in ("LC_ALL", "LC_CTYPE", "COLORTERM"):
@@ -150,7 +193,7 @@ def test_what_is_not_there_or_not_asked_for_is_not_missing(
 ) -> None:
     monkeypatch.setattr(doctor, "look_up", lambda path, **_: [])
     monkeypatch.setattr(doctor, "try_kernel", lambda: [])
-    monkeypatch.setattr(doctor, "_settled_sources", lambda options: ([status], ""))
+    monkeypatch.setattr(doctor, "_settled_sources", lambda *_: ([status], ""))
     assert doctor.run(SamplerOptions()) == (state == "missing")
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith(state)

@@ -60,6 +60,23 @@ def test_one_that_listens_and_one_of_somebody_else(tmp_path: Path, monkeypatch: 
         assert running_service(options(path, given=False)) is None
 
 
+def test_a_service_that_is_closed_to_this_user_is_another_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "s.sock")
+    assert sampler_process.closed_service(options(path, given=False)) == ""  # there is none
+
+    class Closed(socket.socket):
+        def connect(self, _address: object) -> None:  # root is let through every mode
+            raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(sampler_process.socket, "socket", Closed)
+    said = sampler_process.closed_service(options(path, given=False))
+    assert path in said
+    assert "sudo usermod -aG gpuprof" in said
+    assert sampler_process.closed_service(SamplerOptions(socket_path=path, use_service=False)) == ""
+
+
 @pytest.mark.parametrize(
     "argv",
     [

@@ -16,6 +16,7 @@ from gpuprof.snapshots.errors import GpuprofError
 from gpuprof.snapshots.file import SnapshotWriter, read_snapshot
 from gpuprof.snapshots.frames import (
     MAGIC,
+    PROTOCOL_VERSION,
     Done,
     Failure,
     Frame,
@@ -153,6 +154,22 @@ def test_of_a_sampler_that_ended_early_the_file_says_so(tmp_path: Path) -> None:
     status = read_snapshot(str(tmp_path / "f")).history.status
     assert status is not None
     assert [source.state for source in status.sources] == ["degraded", "degraded", "off"]
+
+
+@pytest.mark.parametrize("version", [None, PROTOCOL_VERSION + 1])
+def test_of_a_sampler_that_served_nothing_no_file_is_left_and_none_is_promised(
+    version: int | None, tmp_path: Path
+) -> None:
+    """It hangs up at once, or speaks a later protocol: then the step that mends it is said, too."""
+    ours, theirs = socket.socketpair()
+    if version is not None:
+        theirs.sendall(MAGIC + pack(Hello(version, "node", "boot", "6.1", 2, 5, 0, "7.0", 1, 99, 0, True)))
+    theirs.shutdown(socket.SHUT_WR)
+    with ours, theirs, pytest.raises(GpuprofError) as caught:
+        record._Recording(RecordOptions(str(tmp_path / "f"), seconds=0.2), ours, None).run()
+    step = "" if version is None else "Update gpuprof-tui here to read it.\n"
+    assert caught.value.hint == step + "nothing was recorded, and no file is left"
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_status_after_the_last_row_is_in_the_file(tmp_path: Path) -> None:

@@ -114,6 +114,47 @@ def test_a_command_that_is_not_there(library: Path) -> None:
         run.run(["no-such-command"])
 
 
+def script(path: Path, content: str) -> str:
+    path.write_bytes(content.encode())
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("first_line", "message", "hint"),
+    [
+        ("#!/opt/gone/python -u\n", "names /opt/gone/python, which is not there", "python "),
+        ("#! /opt/gone/python", "names /opt/gone/python, which is not there", "python "),
+        ("#!/bin/sh\r\n", "names /bin/sh␍, which is not there", r"sed -i 's/\r$//' "),
+    ],
+)
+def test_a_script_whose_interpreter_is_not_there(
+    first_line: str, message: str, hint: str, tmp_path: Path, library: Path
+) -> None:
+    name = script(tmp_path / "train.py", first_line)
+    with pytest.raises(FileNotFoundError):  # the kernel's own answer, which seems to be of the script
+        subprocess.run([name], check=False)
+    with pytest.raises(GpuprofError, match=r"train\.py") as caught:
+        run.run([name])
+    assert message in caught.value.message
+    assert hint + name in caught.value.hint
+    assert caught.value.exit_code == run.EXIT_NOT_EXECUTABLE
+
+
+@pytest.mark.parametrize("content", ["#!/bin/sh\n", "#!  /bin/sh -e\n", "#!/bin/sh", "echo\n", "#!\n", ""])
+def test_whatever_else_is_left_to_the_kernel(content: str, tmp_path: Path) -> None:
+    name = script(tmp_path / "train", content)
+    assert run.find_program(name) == name
+
+
+def test_a_script_without_a_first_line_has_a_hint(tmp_path: Path, library: Path) -> None:
+    name = script(tmp_path / "train", "echo hello\n")
+    with pytest.raises(GpuprofError, match="Exec format error") as caught:
+        run.run([name])
+    assert caught.value.hint == f"name the program that reads it: sh {name}"
+    assert caught.value.exit_code == run.EXIT_NOT_EXECUTABLE
+
+
 def test_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     assert arguments.parse(["run", "--", "python", "train.py", "--debug"]).cmd == [
         "python", "train.py", "--debug",

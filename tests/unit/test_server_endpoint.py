@@ -73,6 +73,29 @@ def test_a_file_in_the_way_is_left_alone(path: str) -> None:
     assert Path(path).read_text() == "precious"
 
 
+@pytest.mark.parametrize("umask", [0o022, 0o077, 0])
+def test_the_folder_that_is_made_lets_the_group_through_whatever_the_umask(
+    umask: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "gpuprof"
+    monkeypatch.setattr(endpoint, "RUN", str(tmp_path))
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    before = os.umask(umask)
+    try:
+        endpoint.listen(str(folder / "sampler.sock"), NO_GROUP).close()
+    except GpuprofError:  # the folder is not root's, where the test is not run as root
+        assert os.getuid() != 0
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o755
+
+
+def test_a_file_for_a_folder_is_named_as_one(tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("precious")
+    with pytest.raises(GpuprofError, match="notes, where the socket would lie, is not a folder"):
+        endpoint.listen(str(tmp_path / "notes" / "sampler.sock"), NO_GROUP)
+
+
 def test_a_symlink_for_the_lock_is_not_followed(path: str, tmp_path: Path) -> None:
     (tmp_path / "sampler.sock.lock").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(GpuprofError):

@@ -194,7 +194,8 @@ def tree_message(session: Session, palette: Palette) -> list[Paragraph]:
         return [*said, ("Trying again…", dim)] if state.state == "gone" else said
     if model.hello is None:
         doing = "connecting to" if session.transport.live else "reading"
-        return [(f"{doing} {clean(session.transport.label, 80)}…", dim)]
+        said = [(f"{doing} {clean(session.transport.label, 80)}…", dim)]
+        return [*said, (state.message, text), (state.hint, text)] if state.message else said
     if session.feed.tree in GPU_TREES:
         return _gpu_message(session, palette)
     if session.feed.tree == "offcpu":

@@ -273,6 +273,14 @@ def test_what_is_no_range_is_a_usage_error_with_a_hint(history: History, text: s
     assert "\x1b" not in str(error.value)
 
 
+@pytest.mark.parametrize("text", ["100..", "100..200", "2023-11-14 23:59:59Z.."])
+def test_a_range_that_begins_after_the_end_lies_outside(history: History, text: str) -> None:
+    """Also where its end is left out: it is not said to end before it starts."""
+    with pytest.raises(GpuprofError, match="lies outside of what was recorded") as error:
+        parse_range(text, history)
+    assert error.value.hint.startswith("There is 0..")
+
+
 def test_times_of_day_after_midnight_and_after_a_step_of_the_clock(history: History) -> None:
     midnight = START + (3600 + 46 * 60 + 40) * S  # 00:00:00 on the next day
     series = history.series("temp_c", gpu="G0")
