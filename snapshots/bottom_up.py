@@ -54,13 +54,15 @@ def bottom_up(nodes: Nodes) -> Nodes:
         own.append(np.bincount(place[ends], nodes.self_weight[rows[ends]], count))
         rows, at, under = rows[~ends], above[~ends], made + place[~ends]
     joined: dict[str, Array] = {name: np.concatenate(parts) for name, parts in columns.items()}
-    if "estimated" in joined:
-        joined["estimated"] = joined["estimated"] > 0
+    estimated = joined.get("estimated")
     return replace(
         nodes,
         parent=np.concatenate(parents).astype(np.intp),
         label=np.concatenate(labels).astype(np.intp),
         depth=np.repeat(np.arange(len(sizes)), sizes),
         self_weight=np.concatenate(own),
-        **joined,
+        total_weight=joined["total_weight"],
+        variance=joined.get("variance"),
+        estimated=None if estimated is None else estimated > 0,
+        bytes=joined.get("bytes"),
     )
