@@ -100,7 +100,7 @@ async def test_key_u_lists_kernels_and_who_launched_them(recording: GpuprofApp, 
         await pilot.press("1")
         await until(pilot, lambda: drawn(recording, "cpu") and recording.session.tree.bottom_up)  # type: ignore[union-attr]
         await pilot.press("4")
-        await until(pilot, lambda: "bottom up" not in text_of(recording))
+        await until(pilot, lambda: "bottom up (u)" not in text_of(recording))
         await pilot.press("1", "u")
         await until(pilot, lambda: drawn(recording, "cpu") and not recording.session.tree.bottom_up)  # type: ignore[union-attr]
 

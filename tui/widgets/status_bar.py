@@ -35,6 +35,7 @@ KEYS = (
     (3, "/", "search"),
     (4, "f", "filter"),
     (5, "Tab", "focus"),
+    (6, "u", "bottom up"),
     (6, "p", "processes"),
     (7, "m", "notes"),
     (7, "i", "icicle"),
