@@ -15,6 +15,7 @@ from gpuprof.sampler import gpu_ring
 
 Start = Callable[..., Any]
 Listen = Callable[..., Any]
+BEHIND_NS = 100_000  # as in records.c
 
 
 def with_budget(program: Any, listen: Listen, ppm: int) -> Any:
@@ -357,11 +358,18 @@ def test_records_know_their_launch(start: Start, listen: Listen, kit: Any) -> No
     assert work["enter"].tolist() == [entered[number] for number in work["correlation"].tolist()]
     program.launch(1)  # judged when the next comes
     listener.expect(123)
-    assert (listener.facts.judged, listener.facts.behind) == (108, 0)
+    # Its own thread may have been off the CPU between the enter and the call: that is a delay, too.
+    clock = listener.slots[listener.slots["kind"] == gpu_ring.CLOCK].view(gpu_ring.CLOCKS)[0]
+    shift = int(clock["mono_ns"]) - int(clock["cupti_ns"])
+    delays = work["start"].astype(np.int64) + shift - work["enter"].astype(np.int64)
+    _, first = np.unique(work["correlation"], return_index=True)
+    behind = int((delays[first] >= BEHIND_NS).sum())
+    assert behind < 10
+    assert (listener.facts.judged, listener.facts.behind) == (108, behind)
     program.ask("long 300000000")  # of each, far longer than the five calls take: the later ones wait
     program.launch(5, "slow")
     kit.wait_for(lambda: listener.facts.judged == 113)
-    assert listener.facts.behind == 3  # the last is not judged yet
+    assert 3 <= listener.facts.behind - behind <= 4  # the last is not judged yet
 
 
 def test_the_cost_is_told(start: Start, listen: Listen, kit: Any) -> None:

@@ -107,7 +107,7 @@ def capture(tmp_path_factory: pytest.TempPathFactory) -> Capture:
         begin, before = time.monotonic_ns(), stacks.status()
         time.sleep(CAPTURE_S)
         end = time.monotonic_ns()
-        time.sleep(0.5)
+        assert stacks.settle(30.0)
         after = stacks.status()
     finally:
         for process in started.values():

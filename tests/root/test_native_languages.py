@@ -29,7 +29,7 @@ def run(
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
-        time.sleep(0.2)
+        sampling.for_seconds(0.2)  # then it is known
         return sampling.rows(sampling.for_seconds(1.0), [process.pid])
     finally:
         process.kill()

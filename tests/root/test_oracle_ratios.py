@@ -95,7 +95,7 @@ def capture(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Capture]:
                 for name, process in started.items():
                     expected[name] = (cpu_ns(process.pid) - before[name]) * 1e-9 * hz
             end = time.monotonic_ns()
-            time.sleep(0.4)  # what was sampled by then is in the history
+            assert stacks.settle(30.0)  # what was sampled by then is in the history
         finally:
             stacks.stop()
         return {
