@@ -310,12 +310,13 @@ def cycle_beside(cycles: int, program: Any, listen: Listen, kit: Any, seconds: f
     program.ask(f"spin {SPINNING}")
     end = time.monotonic() + seconds
     for cycle in range(cycles):
-        kit.wait_for(listener.ring.lock)
-        kit.wait_for(lambda: listener.facts.state == "recording", what="an attach")
+        patience_s = max(end - time.monotonic(), 0)  # under a sanitizer, on a busy machine, one may take long
+        kit.wait_for(listener.ring.lock, patience_s)
+        kit.wait_for(lambda: listener.facts.state == "recording", patience_s, "an attach")
         assert listener.facts.message.startswith(SHARES)
         listener.read()
         unlock(listener)
-        kit.wait_for(lambda: listener.facts.state == "waiting", what="a detach")
+        kit.wait_for(lambda: listener.facts.state == "waiting", patience_s, "a detach")
         assert time.monotonic() < end, f"only {cycle} cycles"
     program.ask("stop")
     kit.wait_for(lambda: program.counters["buffers_out"] == 0, what="the last buffer")
