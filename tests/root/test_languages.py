@@ -103,7 +103,7 @@ def captured(sampling: Any, tmp_path_factory: pytest.TempPathFactory) -> Capture
             for process in started.values():
                 assert process.stdout is not None
                 process.stdout.readline()  # "ready"
-            time.sleep(WARM_UP_S)
+            sampling.for_seconds(WARM_UP_S)  # then they are known
             span = sampling.for_seconds(CAPTURE_S)
         finally:
             for process in started.values():
