@@ -2,8 +2,9 @@
 
 Commands, one a line on the socket of descriptor GPUPROF_ORACLE_FD: "here", "continue" (until somebody sends
 SIGINT), "step N" (instructions), "enter FUNCTION" (at its first instruction, with zeros below the stack
-pointer, which it may rely on for nothing), "quit". The answer to each is a line of JSON about the newest thread: the
-registers that a walk begins with, and gdb's frames, innermost first: [program counter, stack pointer, name].
+pointer, which it may rely on for nothing), "quit". The answer to each is a line of JSON about the newest
+thread: the registers that a walk begins with, and gdb's frames, innermost first: [program counter, stack
+pointer, name].
 """
 
 import json

@@ -104,9 +104,7 @@ def sampled_paths(
         began = time.monotonic_ns()
         while True:
             time.sleep(0.2)
-            tree = history.query(
-                Query(1, "cpu", began, time.monotonic_ns(), pids=[pid], min_fraction=0.0)
-            )
+            tree = history.query(Query(1, "cpu", began, time.monotonic_ns(), pids=[pid], min_fraction=0.0))
             total = float(tree.total_weight[0])
             if total >= wanted or time.monotonic_ns() > began + 20 * 10**9:
                 break
