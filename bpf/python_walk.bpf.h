@@ -4,6 +4,8 @@
 #define FRAME_BYTES 112  // of a frame object, what all versions need
 #define MAX_THREAD_STATES 64  // with their interpreters: what one walk looks at, whatever there is
 #define SHIM_OWNER 3  // 3.12+: a frame that the C eval loop keeps on its own stack to mark an entry
+#define CFRAME_WITHIN 4096u  // 3.11, 3.12: the C frame of a thread that runs no Python is a part of its state, others
+                             // lie on its stack, and name no frame in the first instructions of the eval loop
 #define TAG_BITS 7ull  // 3.14+: low bits of a _PyStackRef
 
 // Is this still a thread state of the thread? One that was freed is not linked any more: the state before it, or its
@@ -129,9 +131,12 @@ static __always_inline void python_begin(struct walk *w, struct python_layout *l
         w->record.header.flags |= FLAG_PYTHON_TRUNCATED | FLAG_PYTHON_NOT_FOUND;
         return;
     }
-    if (layout->has_cframe && bpf_probe_read_user(&frame, 8, (void *)(frame + layout->cf_cur))) {
-        w->record.header.flags |= FLAG_PYTHON_TRUNCATED | FLAG_PYTHON_NOT_FOUND;
-        return;
+    if (layout->has_cframe) {
+        u64 outermost = frame - state < CFRAME_WITHIN;
+        if (bpf_probe_read_user(&frame, 8, (void *)(frame + layout->cf_cur)) || (!frame && !outermost)) {
+            w->record.header.flags |= FLAG_PYTHON_TRUNCATED | FLAG_PYTHON_NOT_FOUND;
+            return;
+        }
     }
     w->python_frame = frame;
 }

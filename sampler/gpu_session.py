@@ -82,6 +82,7 @@ class GpuSession:
         self.probe_problem = ""
         self.graphs: GraphWatch | None = None  # as long as CUPTI is not in use
         self.makes_graphs = self.had_cupti = False  # what was seen of it
+        self.mapped_cupti = False  # whether what it maps was asked for since
         self.waits_for = ""  # why it is held back
         self.locked = False
         self.probed_ns = 0  # when the probe was attached

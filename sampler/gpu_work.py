@@ -197,6 +197,9 @@ class GpuWork:
         for session in self._sessions:
             if session.locked:
                 self._probe(session, source, now_ns)
+            if session.recording and not session.mapped_cupti and source is not None:
+                session.mapped_cupti = True  # else the stacks of its first launches are guessed across CUPTI
+                source.follow(session.pid)
         if self._listed is not None:
             self._coverage.write_observed(now_ns, self._listed, self._well_recorded(now_ns))
         self._join.tidy(now_ns)

@@ -66,6 +66,7 @@ def asked(history: History, query: Query) -> Tree:
         pytest.skip(error.message)
 
 
+@pytest.mark.timeout(300)  # many seconds of CPU time, which a busy machine may give slowly
 @kinds
 @recordings
 def test_a_row_is_worth_the_same_whatever_the_threshold(path: Path, kind: str) -> None:

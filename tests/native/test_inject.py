@@ -123,13 +123,15 @@ def test_times_are_of_one_clock_once_converted(start: Start, listen: Listen) -> 
     after = time.monotonic_ns()
     clocks = listener.slots[listener.slots["kind"] == gpu_ring.CLOCK].view(gpu_ring.CLOCKS)
     assert len(clocks) >= 1
-    assert 0 < clocks["width_ns"][0] < 1_000_000
+    width = int(clocks["width_ns"][0])
+    assert 0 < width < 1_000_000
     shift = int(clocks["mono_ns"][0]) - int(clocks["cupti_ns"][0])
     kernels = listener.work(gpu_ring.KERNEL)
     starts = kernels["start"].astype(np.int64) + shift
     entered = {row["correlation"]: int(row["enter_ns"]) for row in program.probes()}
     for start_ns, correlation in zip(starts.tolist(), kernels["correlation"].tolist(), strict=True):
-        assert before < entered[correlation] <= start_ns + 20_000 < after + 20_000
+        assert before < entered[correlation] <= start_ns + width
+        assert start_ns < after + width
     assert (kernels["end"] - kernels["start"]).tolist() == [500] * 11
 
 

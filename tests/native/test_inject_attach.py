@@ -305,13 +305,14 @@ def cycle_through(cycles: int, program: Any, listen: Listen, kit: Any, seconds: 
     end = time.monotonic() + seconds
     done = resident = 0
     for done in range(1, cycles + 1):
-        kit.wait_for(listener.ring.lock, what=f"lock {done} of {listener.facts}")
-        kit.wait_for(lambda: listener.facts.state == "recording", what="an attach")
+        patience_s = max(end - time.monotonic(), 0)  # under a sanitizer, on a busy machine, one may take long
+        kit.wait_for(listener.ring.lock, patience_s, f"lock {done} of {listener.facts}")
+        kit.wait_for(lambda: listener.facts.state == "recording", patience_s, "an attach")
         listener.read()
         if done == cycles // 10:
             resident = memory_kb(program.pid)
         unlock(listener)
-        kit.wait_for(lambda: listener.facts.state == "waiting", what="a detach")
+        kit.wait_for(lambda: listener.facts.state == "waiting", patience_s, "a detach")
         if time.monotonic() > end:
             break
     assert done == cycles

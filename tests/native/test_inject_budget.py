@@ -15,6 +15,7 @@ from gpuprof.sampler import gpu_ring
 
 Start = Callable[..., Any]
 Listen = Callable[..., Any]
+BEHIND_NS = 100_000  # as in records.c
 
 
 def with_budget(program: Any, listen: Listen, ppm: int) -> Any:
@@ -110,12 +111,19 @@ def test_pauses_under_a_sanitizer(
         program.init()
     except BrokenPipeError:
         pytest.skip(f"the sanitizer does not run here: {program.errors[:200]!r}")
-    listener = with_budget(program, listen, 100_000)
+    budget_ppm = 100_000
+    listener = with_budget(program, listen, budget_ppm)
     program.ask("wait 1000000")
     program.ask("spin 8")
     end = time.monotonic() + 200
+    changed, pauses = time.monotonic(), 0
     while listener.facts.pauses < 3 and time.monotonic() < end:
         listener.read()
+        if listener.facts.pauses > pauses:
+            changed, pauses = time.monotonic(), listener.facts.pauses
+        elif time.monotonic() - changed > 15:  # a busy machine makes too few launches to use it up
+            changed, budget_ppm = time.monotonic(), budget_ppm // 4
+            assert listener.ring.lock(budget_ppm)
         if listener.facts.state == "recording":  # on a busy machine those that spin launch too seldom
             program.launch(500, threads=4)
         time.sleep(0.01)
@@ -319,9 +327,11 @@ def test_a_cupti_that_cannot_tell_streams(kit: Any, start: Start, listen: Listen
 
 
 def test_short_waits_are_a_sample_by_their_length(start: Start, listen: Listen, kit: Any) -> None:
-    """The time in them is estimated without bias."""
+    """The time in them is estimated without bias. The budget is such that the threshold stays, however long
+    those waits are in which the thread was off the CPU: how far off an estimate may be is known from it.
+    """
     program = start().init()
-    listener = with_budget(program, listen, 500_000)
+    listener = with_budget(program, listen, 400_000_000)
     kit.wait_for(lambda: listener.facts.wait_threshold_ns > 0)
     program.ask("wait 5000")
     program.launch(2000, how="sync", threads=2)
@@ -335,6 +345,7 @@ def test_short_waits_are_a_sample_by_their_length(start: Start, listen: Listen, 
     assert ((length * weight) >= 0.999 * np.maximum(length, 50_000)).all()
     error = np.sqrt((length**2 * weight * (weight - 1)).sum())
     assert abs((length * weight).sum() - facts.wait_ns) < 5 * error
+    assert listener.facts.wait_threshold_ns == 50_000
 
 
 def test_without_a_budget_all_waits_are_kept(start: Start, listen: Listen, kit: Any) -> None:
@@ -357,11 +368,18 @@ def test_records_know_their_launch(start: Start, listen: Listen, kit: Any) -> No
     assert work["enter"].tolist() == [entered[number] for number in work["correlation"].tolist()]
     program.launch(1)  # judged when the next comes
     listener.expect(123)
-    assert (listener.facts.judged, listener.facts.behind) == (108, 0)
+    # Its own thread may have been off the CPU between the enter and the call: that is a delay, too.
+    clock = listener.slots[listener.slots["kind"] == gpu_ring.CLOCK].view(gpu_ring.CLOCKS)[0]
+    shift = int(clock["mono_ns"]) - int(clock["cupti_ns"])
+    delays = work["start"].astype(np.int64) + shift - work["enter"].astype(np.int64)
+    _, first = np.unique(work["correlation"], return_index=True)
+    behind = int((delays[first] >= BEHIND_NS).sum())
+    assert behind < 10
+    assert (listener.facts.judged, listener.facts.behind) == (108, behind)
     program.ask("long 300000000")  # of each, far longer than the five calls take: the later ones wait
     program.launch(5, "slow")
     kit.wait_for(lambda: listener.facts.judged == 113)
-    assert listener.facts.behind == 3  # the last is not judged yet
+    assert 3 <= listener.facts.behind - behind <= 4  # the last is not judged yet
 
 
 def test_the_cost_is_told(start: Start, listen: Listen, kit: Any) -> None:

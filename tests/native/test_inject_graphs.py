@@ -78,7 +78,7 @@ def test_who_leaves_while_graphs_are_made_gets_a_finalize_later(
     while time.monotonic() < end:
         program.launch(10, "unseen")
     assert (watcher.facts.launches, program.counters["finalizes"]) == (launches, 0)
-    assert int(program.ask("graphs 0")) > 100
+    assert int(program.ask("graphs 0")) > 10  # a busy machine may take ten times as long for each
     finalized(program, kit)
     assert watcher.reach("waiting").message == ""
     assert watcher.facts.launches == launches
@@ -250,14 +250,16 @@ def test_callbacks_that_only_a_detach_needs_go_with_it(
 def test_a_sampler_that_holds_it_back(start: Start, listen: Listen, careful: Any) -> None:
     program = start(which=careful).init()
     listener = listen(program, lock=False)
-    end = time.monotonic() + 1.0
     assert listener.ring.lock()
+    end = time.monotonic() + 1.0
     while time.monotonic() < end:
-        listener.ring.hold(time.monotonic_ns() + 200_000_000)
+        listener.ring.hold(time.monotonic_ns() + 10**12)
         assert program.counters.get("subscribes", 0) == 0
         time.sleep(0.02)
+    let_go_ns = time.monotonic_ns() + 200_000_000
+    listener.ring.hold(let_go_ns)
     listener.reach("recording")
-    assert time.monotonic() - end > 0.05
+    assert time.monotonic_ns() > let_go_ns
     listener.ring.hold(time.monotonic_ns() + 10**12)  # what records is not ended
     program.launch(53)
     listener.expect(53)

@@ -222,6 +222,17 @@ def busy_until(program: Any, reached: Callable[[], bool], *, at_once: int, secon
         time.sleep(0.002)
 
 
+def keep_busy(program: Any, per_s: int, seconds: float = 1.5) -> None:
+    """So many short ranges a second: what the mean of the last half a second leads to then stays so for as
+    long, whatever the lines that follow take.
+    """
+    began, made = time.monotonic(), 0
+    while (passed := time.monotonic() - began) < seconds:
+        program.ask(f"ranges fast {int(passed * per_s) - made}")
+        made = int(passed * per_s)
+        time.sleep(0.002)
+
+
 def test_ranges_that_cost_too_much_count_as_the_one_around_them(program: Any, listen: Listen) -> None:
     """Under a budget the deepest go first, the others stay; and all are followed again when they are few."""
     program.init()
@@ -231,6 +242,7 @@ def test_ranges_that_cost_too_much_count_as_the_one_around_them(program: Any, li
     ranges = Ranges(listener)
     assert program.ask("push outer") == "0"
     busy_until(program, lambda: listener.facts.range_depth == 1, at_once=2000)
+    keep_busy(program, 1_750_000)
     before = listener.facts.ranges
     assert program.ask("push inner") == "1"
     program.launch(5, threads=0)

@@ -1,8 +1,10 @@
 """Runs inside gdb: stops a process again and again at the test's command and tells its registers and stack.
 
 Commands, one a line on the socket of descriptor GPUPROF_ORACLE_FD: "here", "continue" (until somebody sends
-SIGINT), "step N" (instructions), "quit". The answer to each is a line of JSON about the newest thread: the
-registers that a walk begins with, and gdb's frames, innermost first: [program counter, stack pointer, name].
+SIGINT), "step N" (instructions), "enter FUNCTION" (at its first instruction, with zeros below the stack
+pointer, which it may rely on for nothing), "quit". The answer to each is a line of JSON about the newest
+thread: the registers that a walk begins with, and gdb's frames, innermost first: [program counter, stack
+pointer, name].
 """
 
 import json
@@ -14,6 +16,7 @@ import gdb  # type: ignore[import-not-found]
 REGISTERS = {"pc": "rip", "sp": "rsp", "bp": "rbp", "r10": "r10", "r13": "r13", "fsbase": "fs_base"}
 MASK = (1 << 64) - 1
 MAX_FRAMES = 200
+BELOW_BYTES = 2048
 
 
 def number(frame, register):
@@ -32,6 +35,13 @@ def answer():
     return {**registers, "tid": gdb.selected_thread().ptid[1], "frames": frames}
 
 
+def enter(function):
+    gdb.execute(f"tbreak *{function}", to_string=True)
+    gdb.execute("continue", to_string=True)
+    pointer = number(gdb.newest_frame(), "rsp")
+    gdb.selected_inferior().write_memory(pointer - BELOW_BYTES, bytes(BELOW_BYTES))
+
+
 def main():
     for setting in (
         "pagination off", "confirm off", "backtrace past-main on", "backtrace past-entry on",
@@ -47,11 +57,13 @@ def main():
         channel.makefile("rw") as lines,
     ):
         for line in lines:
-            command, _, count = line.strip().partition(" ")
+            command, _, argument = line.strip().partition(" ")
             if command == "quit":
                 break
-            if command != "here":
-                gdb.execute(f"stepi {count}" if command == "step" else "continue", to_string=True)
+            if command == "enter":
+                enter(argument)
+            elif command != "here":
+                gdb.execute(f"stepi {argument}" if command == "step" else "continue", to_string=True)
             lines.write(json.dumps(answer()) + "\n")
             lines.flush()
     gdb.execute("detach", to_string=True)

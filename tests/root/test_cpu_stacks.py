@@ -28,6 +28,8 @@ WORKLOADS = Path(__file__).parent / "workloads"
 HZ = 499
 WARM_UP_S = 1.5
 CAPTURE_S = 8.0
+LONGEST_S = 45.0  # where others keep the machine busy,
+WANTED_S = 0.5  # until each has used so much of a CPU: 250 samples
 PYENV = Path.home() / ".pyenv" / "versions"
 
 
@@ -57,6 +59,12 @@ def interpreters() -> dict[str, str]:
 
 
 VERSIONS = interpreters()
+
+
+def cpu_s(pid: int) -> float:
+    """CPU time of a process, with all its threads."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def fresh_history() -> History:
@@ -89,7 +97,7 @@ def capture(tmp_path_factory: pytest.TempPathFactory) -> Capture:
     history = fresh_history()
     stacks = CpuStacks(history, programs, HZ)
     started: dict[str, subprocess.Popen[bytes]] = {}
-    seconds = str(WARM_UP_S + CAPTURE_S + 60)
+    seconds = str(WARM_UP_S + LONGEST_S + 60)
     try:
         stacks.start()
         # One is started under the running sampler in each way: all of them must be picked up.
@@ -104,10 +112,16 @@ def capture(tmp_path_factory: pytest.TempPathFactory) -> Capture:
             [sys.executable, str(WORKLOADS / "planted.py"), seconds, "--thread"]
         )
         time.sleep(WARM_UP_S)
+        assert stacks.settle(30.0)  # however long it takes to read what so many programs are made of
         begin, before = time.monotonic_ns(), stacks.status()
+        used = {process.pid: cpu_s(process.pid) for name, process in started.items() if name != "short"}
         time.sleep(CAPTURE_S)
+        while time.monotonic_ns() - begin < LONGEST_S * 1e9:
+            if all(cpu_s(pid) - since >= WANTED_S for pid, since in used.items()):
+                break
+            time.sleep(0.2)
         end = time.monotonic_ns()
-        time.sleep(0.5)
+        assert stacks.settle(30.0)
         after = stacks.status()
     finally:
         for process in started.values():

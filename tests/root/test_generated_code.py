@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ Start = Callable[..., "subprocess.Popen[bytes]"]
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
+def start(sampling: Any, tmp_path: Path) -> Iterator[Start]:
     started: list[subprocess.Popen[bytes]] = []
 
     def start(*command: str | Path) -> subprocess.Popen[bytes]:
@@ -34,7 +33,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         started.append(process)
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
-        time.sleep(0.7)  # for the compilers
+        sampling.for_seconds(0.7)  # for the compilers, and until it is known
         return process
 
     yield start

@@ -60,6 +60,13 @@ class Sampler:
             self.work.stop()
         self.work = None
 
+    def know(self, pid: int) -> None:
+        """Have the tables of a process that has loaded CUPTI ready before its next launch: the walk of one
+        that comes before them guesses its way across CUPTI, and may be cut.
+        """
+        self.stacks.follow(pid)
+        wait_until(lambda: self.stacks.follows(pid))
+
     def rows(self, pid: int) -> int:
         return len(self.paths(pid))
 
@@ -357,6 +364,7 @@ def test_the_real_library_on_a_mocked_cupti(sampler: Sampler, mocked: tuple[Path
         assert sampler.work is not None
         work = sampler.work  # nobody lists the process: it is found in turn
         wait_until(lambda: any(s.pid == process.pid and s.recording for s in work._sessions))
+        sampler.know(process.pid)
         assert process.stdin is not None
         process.stdin.write(b"\n")
         process.stdin.flush()
@@ -396,6 +404,7 @@ def test_under_a_budget_paths_keep_their_shares(
         sampler.pids.add(process.pid)
         work = sampler.work
         wait_until(lambda: any(s.pid == process.pid and s.recording for s in work._sessions))
+        sampler.know(process.pid)
         assert process.stdin is not None
         process.stdin.write(b"\n")
         process.stdin.flush()

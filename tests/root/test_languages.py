@@ -10,7 +10,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,7 +102,7 @@ def captured(sampling: Any, tmp_path_factory: pytest.TempPathFactory) -> Capture
             for process in started.values():
                 assert process.stdout is not None
                 process.stdout.readline()  # "ready"
-            time.sleep(WARM_UP_S)
+            sampling.for_seconds(WARM_UP_S)  # then they are known
             span = sampling.for_seconds(CAPTURE_S)
         finally:
             for process in started.values():

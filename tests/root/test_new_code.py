@@ -78,7 +78,7 @@ def run(sampling: Any) -> Iterator[Run]:
     def run(*command: str | Path) -> tuple[Any, int]:
         process = subprocess.Popen(list(map(str, command)), stdout=subprocess.DEVNULL, start_new_session=True)
         started.append(process)
-        time.sleep(SETTLE_S)
+        sampling.for_seconds(SETTLE_S)
         span = sampling.for_seconds(CAPTURE_S)
         return sampling.rows(span), process.pid
 

@@ -358,6 +358,33 @@ def test_cpython_as_gdb_and_py_spy_see_it(version: str, ours: Ours, start: Calla
         pytest.skip("gdb agrees; for the comparison of Python frames py-spy is needed (GPUPROF_PY_SPY=path)")
 
 
+@pytest.mark.parametrize("version", sorted({"3.11", "3.12"} & set(VERSIONS)))
+def test_an_eval_loop_that_has_just_begun(version: str, ours: Ours, start: Callable[..., int]) -> None:
+    """For some instructions the thread's newest C frame is one that nothing was written to yet: what is found
+    then is said to be cut, whatever lay there before.
+    """
+    pid = start(VERSIONS[version], str(WORKLOADS / "many_python_frames.py"))
+    layout = ours.publish(pid)
+    assert layout is not None
+    codes = CodeReader(pid, layout)
+    gdb, cut, whole = Gdb(pid), 0, 0
+    try:
+        stop = gdb.ask("enter _PyEval_EvalFrameDefault")
+        for _ in range(70):
+            found = ours.walk(pid, stop)
+            if found.flags & RecordFlag.PYTHON_TRUNCATED:
+                cut += 1
+            else:
+                names = [frame.name for frame in python_frames(layout, codes, found)]
+                assert names[-2:] == ["main", "<module>"], describe(stop, found)
+                whole += 1
+            stop = gdb.ask("step 1")
+    finally:
+        gdb.close()
+        codes.close()
+    assert 0 < cut < whole
+
+
 # ------------------------------------------------------------------------- the kernel's build of the code
 
 

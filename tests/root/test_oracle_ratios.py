@@ -86,7 +86,10 @@ def capture(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Capture]:
             pytest.skip(f"no eBPF here: {error}")
         stacks.start()
         try:
+            for process in started.values():
+                stacks.follow(process.pid)
             time.sleep(WARM_UP_S)
+            assert stacks.settle(30.0)  # both are known, however long that takes
             begin = time.monotonic_ns()
             before = {name: cpu_ns(process.pid) for name, process in started.items()}
             expected = dict.fromkeys(started, 0.0)
@@ -95,7 +98,7 @@ def capture(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Capture]:
                 for name, process in started.items():
                     expected[name] = (cpu_ns(process.pid) - before[name]) * 1e-9 * hz
             end = time.monotonic_ns()
-            time.sleep(0.4)  # what was sampled by then is in the history
+            assert stacks.settle(30.0)  # what was sampled by then is in the history
         finally:
             stacks.stop()
         return {

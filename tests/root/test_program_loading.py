@@ -98,12 +98,13 @@ def sampled_paths(
     source = CpuStacks(history, StackPrograms.of(loaded), HZ)
     source.start()
     try:
+        source.follow(pid)
+        time.sleep(0.5)
+        assert source.settle(30.0)  # it is known, however long that takes
         began = time.monotonic_ns()
         while True:
             time.sleep(0.2)
-            tree = history.query(
-                Query(1, "cpu", began + 500_000_000, time.monotonic_ns(), pids=[pid], min_fraction=0.0)
-            )
+            tree = history.query(Query(1, "cpu", began, time.monotonic_ns(), pids=[pid], min_fraction=0.0))
             total = float(tree.total_weight[0])
             if total >= wanted or time.monotonic_ns() > began + 20 * 10**9:
                 break

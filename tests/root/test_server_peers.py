@@ -22,6 +22,7 @@ pytestmark = pytest.mark.root
 
 HELLO = Hello(1, "node", "boot", "6.1", 2, 5, 0, "0", 1, 99, 10, True)
 GROUP, GROUP_ID = "games", 60
+PATIENCE_S = 60.0
 
 
 def connect_as(path: str, uid: int, gid: int, groups: Sequence[int]) -> tuple[int, socket.socket]:
@@ -36,7 +37,7 @@ def connect_as(path: str, uid: int, gid: int, groups: Sequence[int]) -> tuple[in
             os.setresuid(uid, uid, uid)
             with socket.socket(socket.AF_UNIX) as client:
                 client.connect(path)
-                client.settimeout(2)
+                client.settimeout(PATIENCE_S / 2)
                 theirs.sendall(client.recv(65536))
             os._exit(0)
         except PermissionError:
@@ -50,7 +51,7 @@ def connect_as(path: str, uid: int, gid: int, groups: Sequence[int]) -> tuple[in
 async def frames_as(path: str, uid: int, gid: int, groups: Sequence[int]) -> tuple[int, list[Frame]]:
     pid, ours = connect_as(path, uid, gid, groups)
     ours.setblocking(False)
-    data = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(ours, 65536), 10)
+    data = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(ours, 65536), PATIENCE_S)
     ours.close()
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     return code, wire.Decoder().feed(data) if data else []
@@ -111,7 +112,7 @@ async def test_a_socket_from_systemd_is_served(tmp_path: Path) -> None:
         with socket.socket(socket.AF_UNIX) as client:
             client.setblocking(False)
             await loop.sock_connect(client, path)
-            data = await asyncio.wait_for(loop.sock_recv(client, 65536), 60)
+            data = await asyncio.wait_for(loop.sock_recv(client, 65536), PATIENCE_S)
             (found,) = wire.Decoder().feed(data)
             assert isinstance(found, Hello)
             assert found.sampler_pid == process.pid

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import os
 import re
@@ -305,8 +306,11 @@ def test_exec_needs_no_publishing(kernel: Kernel, planted: str, start: Start) ->
     process.stdin.write(b"\n")
     process.stdin.flush()
     messages = wait_for(kernel, lambda m: m.pid == process.pid and m.reason == MessageReason.NEW_PROCESS)
-    assert MessageReason.EXEC in {m.reason for m in messages if m.pid == process.pid}
+    # Of the new program, also where the last sample of the old one came late; in between there is no stack.
+    exec_ns = next(m.address for m in messages if m.pid == process.pid and m.reason == MessageReason.EXEC)
     batch, indices, _ = kernel.collect(process.pid)
+    indices = [i for i in indices if int(batch.time_ns[i]) > exec_ns and batch.n_user[i]]
+    assert len(indices) > 30
     assert stops(batch, indices) == {"ROOT"}
     assert all(int(batch.flags[i]) & RecordFlag.KERNEL_MAPPING for i in indices)
     found = names(planted, process.pid, user_part(batch, indices[-1])[0])  # the first ones are of the loader
@@ -430,9 +434,14 @@ def test_published_again_in_less_than_a_millisecond(kernel: Kernel, planted: str
     kernel.publish(first.pid)
     mappings = read_maps(second.pid)
     layout = find_python(second.pid, mappings)
-    started = time.thread_time()  # which others on a busy machine do not add to
-    kernel.tables.publish(second.pid, mappings, layout)
-    assert time.thread_time() - started < 0.005
+    gc.disable()  # what all the tests before have left is not this one's to look through
+    try:
+        started = time.thread_time()  # which others on a busy machine do not add to
+        kernel.tables.publish(second.pid, mappings, layout)
+        took = time.thread_time() - started
+    finally:
+        gc.enable()
+    assert took < 0.005
 
 
 def test_verified_instructions_leave_room(kernel: Kernel) -> None:

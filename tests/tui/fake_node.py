@@ -275,10 +275,10 @@ class FakeNode:
 
     def serve(self, connection: socket.socket) -> None:
         """Speak the protocol on one connection until it ends (a thread of its own writes)."""
-        connection.sendall(MAGIC + pack(self.hello))
         lock = threading.Lock()
         decoder = Decoder()
         try:
+            connection.sendall(MAGIC + pack(self.hello))
             while data := connection.recv(65536):
                 for request in decoder.feed(data):
                     if isinstance(request, Subscribe):

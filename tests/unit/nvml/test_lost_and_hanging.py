@@ -21,6 +21,7 @@ def test_lost_in_mid_run(mock: Any, reader: GpuReader, recorder: Any, how: str, 
     mock("gpus 2", f"process 0 {PID} 1000")
     reader.start()
     wait_for(lambda: recorder.of("temp_c", UUID[0]) and recorder.of("energy_j", UUID[0]))
+    wait_for(lambda: recorder.gpus and len(recorder.gpus[-1].gpus) == 2)  # told by another thread
     mock(how)
     wait_for(lambda: recorder.gpus[-1].lost == [UUID[0]])
     assert len(recorder.gpus[-1].gpus) == 2

@@ -29,10 +29,6 @@ def test_every_reading_in_its_unit(mock: Any, reader: GpuReader, recorder: Any, 
         "set 0 event_reasons 4",
     )
     reader.start()
-    wait_for(
-        lambda: len(recorder.of("nvlink_tx_bytes_per_s")) > 1 and recorder.of("proc_sm_percent", pid=PID)
-    )
-    wait_for(lambda: recorder.of("util_mem_percent"))
     expected = {
         "util_gpu_percent": 50,
         "util_mem_percent": 20,
@@ -55,6 +51,10 @@ def test_every_reading_in_its_unit(mock: Any, reader: GpuReader, recorder: Any, 
         "nvlink_rx_bytes_per_s": 300 * MIB,
         "nvlink_tx_bytes_per_s": 400 * MIB,
     }
+    wait_for(
+        lambda: len(recorder.of("nvlink_tx_bytes_per_s")) > 1 and recorder.of("proc_sm_percent", pid=PID)
+    )
+    wait_for(lambda: all(recorder.of(metric, UUID[0]) for metric in expected))
     for metric, value in expected.items():
         readings = recorder.of(metric, UUID[0])
         assert {reading[2] for reading in readings} == {value}, metric
@@ -66,13 +66,14 @@ def test_every_reading_in_its_unit(mock: Any, reader: GpuReader, recorder: Any, 
     assert {r[2] for r in recorder.of("proc_sm_percent", pid=os.getppid())} == {0}
     assert reader.pids() == {PID, os.getppid()}
     assert reader.status().state == "ok"
-    assert reader.status().samples == len(recorder.rows)
+    wait_for(lambda: reader.status().samples == len(recorder.rows))  # both grow
 
 
 def test_facts(mock: Any, reader: GpuReader, recorder: Any, wait_for: Any) -> None:
     mock("gpus 2", "unset 1 slowdown", "unset 1 gpm", "set 1 clock_sm_max -1")
     reader.start()
-    gpus = wait_for(lambda: recorder.gpus and recorder.gpus[-1])
+    wait_for(lambda: recorder.gpus and len(recorder.gpus[-1].gpus) == 2)  # the first list waits 2 s for each
+    gpus = recorder.gpus[-1]
     assert gpus.driver_version == "580.159.04"
     first, second = gpus.gpus
     assert (first.uuid, first.index, first.name) == (UUID[0], 0, "NVIDIA H200")
@@ -139,6 +140,7 @@ def test_sentinels_and_unsupported_readings_are_absent(
     wait_for(
         lambda: len(recorder.of("sm_active_percent")) == 0 and len(recorder.of("dram_active_percent")) > 2
     )
+    wait_for(lambda: recorder.of("power_w"))
     for metric in ("mem_used_bytes", "clock_sm_mhz", "power_instant_w", "temp_c", "nvlink_rx_bytes_per_s"):
         assert recorder.of(metric) == [], metric
     assert recorder.of("sm_active_percent") == []
@@ -165,7 +167,8 @@ def test_memory_that_is_not_available_and_memory_that_is_zero(
         assert got == (set() if value is None else {value}), pid
     assert {reading[2] for reading in recorder.of("mem_used_bytes")} == {expected["used_bytes"]}
     assert {reading[2] for reading in recorder.of("mem_reserved_bytes")} == {expected["reserved_bytes"]}
-    assert recorder.gpus[-1].gpus[0].memory_total_bytes == expected["total_bytes"]
+    gpus = wait_for(lambda: recorder.gpus and recorder.gpus[-1].gpus)
+    assert gpus[0].memory_total_bytes == expected["total_bytes"]
 
 
 def test_pcie_from_its_own_thread_without_gpm(
@@ -194,7 +197,7 @@ def test_mig_instances_are_devices_of_their_own(
 ) -> None:
     mock("mig 0 2", f"process 0 {PID} 4096")
     reader.start()
-    gpus = wait_for(lambda: recorder.gpus and recorder.gpus[-1]).gpus
+    gpus = wait_for(lambda: recorder.gpus and recorder.gpus[-1].gpus)
     assert [gpu.parent_uuid for gpu in gpus] == [None, UUID[0], UUID[0]]
     assert gpus[1].uuid.startswith("MIG-")
     wait_for(lambda: recorder.of("proc_gpu_mem_bytes", gpus[2].uuid, PID))
@@ -210,6 +213,7 @@ def test_one_batch_per_cycle_into_a_real_history(mock: Any, wait_for: Any) -> No
     source = GpuReader(history, fast_hz=50, slow_hz=20)
     source.start()
     wait_for(lambda: len(history.readings_between(0, 2**63)[1]["series"]) > 100)
+    wait_for(lambda: history.gpus is not None and history.gpus.gpus)
     source.stop()
     definitions, columns = history.readings_between(0, 2**63)
     temperature = next(n for n, d in definitions.items() if d.metric == "temp_c")

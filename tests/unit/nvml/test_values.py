@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from gpuprof.sampler import sample_clock
 from gpuprof.sampler.gpu_processes import use_by_process
 from gpuprof.sampler.nvml_device import ProcessSample
 from gpuprof.sampler.nvml_values import Absent, milli, number, percent, string
@@ -25,6 +28,30 @@ def test_stamps_of_either_clock_land_on_the_monotonic_clock() -> None:
     data = case("sample_clocks")
     at = ClockInstant(data["call"]["epoch_us"], data["call"]["boot_us"], data["call"]["mono_ns"])
     assert [at.mono_ns_of(s["timeStamp"]) for s in data["samples"]] == data["expected_mono_ns"]
+
+
+@pytest.mark.parametrize("away", [(1,), (1, 4), (4,)])
+def test_the_clocks_are_read_together_though_the_thread_is_off_the_cpu_meanwhile(
+    away: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before these readings, of which each instant takes four, a second goes by."""
+    now_ns, readings = 100 * S, 0
+
+    def read(ahead_ns: int) -> int:
+        nonlocal now_ns, readings
+        now_ns += S if readings in away else 100
+        readings += 1
+        return now_ns + ahead_ns
+
+    ahead_ns = {time.CLOCK_REALTIME: 10**18, time.CLOCK_BOOTTIME: 7 * S}
+    clocks = SimpleNamespace(
+        monotonic_ns=lambda: read(0), clock_gettime_ns=lambda clock: read(ahead_ns[clock]),
+        CLOCK_REALTIME=time.CLOCK_REALTIME, CLOCK_BOOTTIME=time.CLOCK_BOOTTIME,
+    )  # fmt: skip
+    monkeypatch.setattr(sample_clock, "time", clocks)
+    at = ClockInstant.now()
+    assert abs(at.epoch_us * 1000 - 10**18 - at.mono_ns) < 2000
+    assert abs(at.boot_us * 1000 - 7 * S - at.mono_ns) < 2000
 
 
 def test_a_stamp_of_no_known_clock_has_no_time() -> None:

@@ -59,6 +59,7 @@ def said(history: History, tree: str, low: int, high: int, **more: Any) -> str:
         return error.message
 
 
+@pytest.mark.timeout(300)  # many seconds of CPU time, which a busy machine may give slowly
 @pytest.mark.parametrize("tree", TREES)
 def test_what_is_shown_of_a_tree_does_not_change_its_summary(demo: History, tree: str) -> None:
     for low, high in ranges(demo, 1, 8):
@@ -74,6 +75,7 @@ def test_of_other_recordings(path: Path) -> None:
             assert len({said(history, tree, low, high, **more) for more in LIMITS[:6:2]}) == 1
 
 
+@pytest.mark.timeout(300)  # many seconds of CPU time, which a busy machine may give slowly
 @pytest.mark.parametrize("tree", TREES)
 def test_the_screen_the_report_and_json_say_the_same(demo: History, tree: str) -> None:
     """The screen asks as Query has it by default (tree_feed.py); tests/tui has the words on the screen."""

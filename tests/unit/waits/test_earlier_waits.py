@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -172,6 +174,19 @@ def test_nobody_and_a_kernel_thread(tmp_path: Path) -> None:
     assert not added.waits
 
 
+def until_there(pid: int, tid: int, wanted: Callable[[np.void], bool]) -> np.void:
+    """A wait of a thread that is wanted, once it has come so far."""
+    deadline = time.monotonic() + 60
+    while True:
+        added = Added()
+        waits_of(pid, 0, added, lambda: ())
+        for wait in added.waits:
+            if wait["tid"] == tid and wanted(wait):
+                return wait
+        assert time.monotonic() < deadline, added.waits
+        time.sleep(0.005)
+
+
 def test_of_this_very_process() -> None:
     """A thread that waits in a known system call, as this kernel shows it."""
     release = threading.Event()
@@ -182,18 +197,12 @@ def test_of_this_very_process() -> None:
     try:
         assert child.stdout is not None
         child.stdout.readline()
-        added = Added()
-        deadline = 2000
-        while not added.waits and deadline:  # until it sleeps
-            waits_of(child.pid, 0, added, lambda: ())
-            deadline -= 1
-        (wait,) = added.waits
+        sleeps = {-1, 35, 230}  # hidden from others than root; nanosleep, clock_nanosleep
+        wait = until_there(child.pid, child.pid, lambda wait: wait["syscall"] in sleeps)
         assert (wait["pid"], wait["tid"], wait["comm"][:6]) == (child.pid, child.pid, b"python")
         assert wait["state"] == 1
-        assert wait["syscall"] in {-1, 35, 230}  # hidden from others than root; nanosleep, clock_nanosleep
-        added = Added()
-        waits_of(os.getpid(), 0, added, lambda: ())
-        assert thread.native_id in [int(wait["tid"]) for wait in added.waits]
+        assert thread.native_id is not None
+        until_there(os.getpid(), thread.native_id, lambda wait: True)
     finally:
         release.set()
         thread.join()
