@@ -48,11 +48,13 @@ def run(command: Sequence[str]) -> NoReturn:
         privileges.become(caller, no_new_privs=False)
         environ.update({"HOME": caller.home, "USER": caller.name, "LOGNAME": caller.name})
         environ = environment(environ)  # the caller must be able to read it, too
-    for signum in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores, and an exec would leave so
-        signal.signal(signum, signal.SIG_DFL)
+    ignored = (signal.SIGPIPE, signal.SIGXFSZ)  # by Python, and an exec would leave it so
+    before = {signum: signal.signal(signum, signal.SIG_DFL) for signum in ignored}
     try:
         os.execve(path, list(command), environ)
     except OSError as error:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
         shown = clean(command[0], 200)
         hint = f"name the program that reads it: sh {shown}" if error.errno == errno.ENOEXEC else ""
         raise GpuprofError(

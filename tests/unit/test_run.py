@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -149,8 +150,10 @@ def test_whatever_else_is_left_to_the_kernel(content: str, tmp_path: Path) -> No
 
 def test_a_script_without_a_first_line_has_a_hint(tmp_path: Path, library: Path) -> None:
     name = script(tmp_path / "train", "echo hello\n")
+    before = signal.getsignal(signal.SIGPIPE)
     with pytest.raises(GpuprofError, match="Exec format error") as caught:
         run.run([name])
+    assert signal.getsignal(signal.SIGPIPE) == before == signal.SIG_IGN
     assert caught.value.hint == f"name the program that reads it: sh {name}"
     assert caught.value.exit_code == run.EXIT_NOT_EXECUTABLE
 

@@ -253,7 +253,7 @@ def test_the_record_is_that_of_the_kernel_side() -> None:
         r"struct wait \{\n    struct record_header header;\n(.*?)struct switch_rate", text, re.S
     )
     assert fields is not None
-    names = re.findall(r"(\w+)(?:\[16\])?;", re.sub(r"//.*", "", fields[1]).replace(", ", "; u32 "))
+    names = re.findall(r"(\w+)(?:\[\w+\])?;", re.sub(r"//.*", "", fields[1]).replace(", ", "; u32 "))
     ours = [name for name in WAIT_RECORD.names or () if name not in (HEADER.names or ())]
     assert [name for name in names if name != "waker"] == [
         name for name in ours if name not in {"waker_tid", "waker_pid"}
