@@ -237,6 +237,7 @@ def test_the_sampler_side_does_not_import_bcc() -> None:
 def test_the_header_tree_is_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(headers.os, "access", lambda path, mode: False)
     monkeypatch.setattr(headers.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("BCC_KERNEL_SOURCE", "")  # which is set, and put back after the test
     seen: list[Path] = []
 
     def compile_(**options: object) -> None:
