@@ -68,7 +68,7 @@ def make_maps(
 
 
 def close_all(descriptors: Iterable[int]) -> None:
-    """Close descriptors; one that is closed already is no error."""
+    """Close descriptors, each of which is the caller's own and open."""
     for fd in list(descriptors):
         with contextlib.suppress(OSError):
             os.close(fd)
@@ -138,8 +138,12 @@ class FamilyLoader:
             self.wait(name)
 
     def close(self) -> None:
-        """Close all programs, also those that are still being loaded."""
+        """Close all programs, also those that are still being loaded. A second time there is nothing to do:
+        the numbers of their descriptors may be those of other files by then.
+        """
         with self._lock:
+            if self._closed:
+                return
             self._closed = True
             for family in self._families.values():
                 for program in family.programs:

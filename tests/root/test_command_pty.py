@@ -81,8 +81,13 @@ class Terminal:
         if not self.ended():
             os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
-        with suppress(OSError):
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        """Close the terminal; a second time its number may be another file's."""
+        if self.fd >= 0:
             os.close(self.fd)
+            self.fd = -1
 
 
 @pytest.fixture
@@ -133,7 +138,7 @@ def test_q_ends_all_of_it(terminal: Terminal) -> None:
 
 def test_closing_the_terminal_ends_all_of_it(terminal: Terminal) -> None:
     pids = _family([terminal.pid])
-    os.close(terminal.fd)
+    terminal.hang_up()
     watch, deadline = Stopwatch(), time.monotonic() + PATIENCE_S
     while not (terminal.ended() and _gone(pids)):
         assert time.monotonic() < deadline, [pid for pid in pids if not _gone([pid])]

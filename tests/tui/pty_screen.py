@@ -152,8 +152,13 @@ class PtyScreen:
             with contextlib.suppress(OSError):
                 os.kill(self.pid, signal.SIGKILL)
                 os.waitpid(self.pid, 0)
-        with contextlib.suppress(OSError):
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        """Close the terminal, as its window does; a second time its number may be another file's."""
+        if self.fd >= 0:
             os.close(self.fd)
+            self.fd = -1
 
 
 @contextlib.contextmanager

@@ -82,7 +82,7 @@ def test_a_terminal_that_takes_nothing_does_not_hold_up_the_exit(
 def test_hang_up_of_the_terminal_ends_it(node_socket: tuple[Any, str], pty_screen: ModuleType) -> None:
     with pty_screen.screen_of("--socket", node_socket[1]) as screen:
         screen.wait_drawn()
-        os.close(screen.fd)
+        screen.hang_up()
         assert screen.wait_exit_unread() == 128 + signal.SIGHUP
 
 
