@@ -45,7 +45,8 @@ def bottom_up(nodes: Nodes) -> Nodes:
         for name, parts in columns.items():
             values = nodes.self_weight if name == "total_weight" else getattr(nodes, name)
             sums = np.bincount(place, values[rows].astype(np.float64), count)
-            parts.append(sums * 0.0 if exact and made == 1 and name in {"variance", "estimated"} else sums)
+            is_exact = exact and made == 1 and name in {"variance", "estimated"}
+            parts.append(np.zeros(count) if is_exact else sums)
         parents.append(keys // width)
         labels.append(keys % width)
         sizes.append(count)

@@ -61,6 +61,7 @@ def main() -> None:
     history = filled_history()
     query = Query(1, "cpu", 0, 1 << 62)
     by_thread = Query(1, "cpu", 0, 1 << 62, by_thread=True)
+    bottom_up = Query(1, "cpu", 0, 1 << 62, bottom_up=True)
     blocks = history.samples_between(0, 1 << 62)
     stack = np.concatenate([rows.columns["stack"] for _, rows in blocks])
     nodes = history.tables.node_count
@@ -69,6 +70,8 @@ def main() -> None:
     print(f"fold: {ROWS} rows, {STACKS} stacks, {nodes} nodes, {len(history.query(query).parent)} rows shown")
     print(f"fold.ms {fold:.1f} (target 100)")
     print(f"fold.by_thread.ms {median_ms(lambda: history.query(by_thread)):.1f}")
+    turned = median_ms(lambda: history.query(bottom_up))
+    print(f"fold.bottom_up.ms {turned:.1f}, {turned / fold:.1f} times the tree")
     print(f"fold.baseline_bincount.ms {baseline:.1f}")
     print(f"fold.ratio {fold / baseline:.1f}")
 
