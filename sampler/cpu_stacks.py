@@ -15,6 +15,7 @@ import numpy as np
 
 from gpuprof.bpf.programs import GraphCalls, StackPrograms
 from gpuprof.bpf.records import FAMILY_LAUNCH, Batch
+from gpuprof.sampler.bell import Bell
 from gpuprof.sampler.frame_ids import FrameIds
 from gpuprof.sampler.launch_stacks import Launches, LaunchQueue, LaunchStacks
 from gpuprof.sampler.pending_records import PendingRecords
@@ -65,6 +66,7 @@ class CpuStacks:
         self.waits = WaitReader(history, programs.waits, self._follower, self._resolver, self._threads)
         self._kernel_lost_launches = 0
         self._to_follow: deque[int] = deque()
+        self._bell: Bell | None = None  # ends the reader's wait
         self._settling = Settling()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -77,7 +79,8 @@ class CpuStacks:
     def start(self) -> None:
         """Begin sampling; the first stacks are in the history well within a second."""
         _raise_file_limit()
-        self._thread = threading.Thread(target=self._run, name="cpu-stacks", daemon=True)
+        self._bell = Bell()
+        self._thread = threading.Thread(target=self._run, args=(self._bell,), name="cpu-stacks", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -112,6 +115,8 @@ class CpuStacks:
     def follow(self, pid: int) -> None:
         """Have the tables of a process ready before its next launch. From any thread."""
         self._to_follow.append(pid)
+        if self._bell is not None:
+            self._bell.ring()
 
     def follows(self, pid: int) -> bool:
         """Whether the tables of a process are there, with those of its injection library. From any thread."""
@@ -202,7 +207,7 @@ class CpuStacks:
         with self._programs_lock:
             return self._programs.run_ns() if self._programs.maps else None
 
-    def _run(self) -> None:
+    def _run(self, bell: Bell) -> None:
         _prefer_this_thread()
         try:
             self._follower.publish_running(FIRST_PUBLISH_NS)
@@ -210,7 +215,7 @@ class CpuStacks:
             self._state = "ok"
             self._resolver.prepare()  # while the first samples come in
             while not self._stop.is_set():
-                self._wait()
+                self._wait(bell)
                 self._tick()
         except GpuprofError as error:
             self._state, self._reason, self._hint = "failed", error.message, error.hint
@@ -218,18 +223,22 @@ class CpuStacks:
             traceback.print_exc(file=sys.stderr)
             self._state, self._reason = "failed", f"the stack reader failed: {error!r}"
         finally:
+            bell.close()
             self._follower.close()
             with self._programs_lock:
                 self._programs.close()
             if self._state == "ok":
                 self._state = "off"
 
-    def _wait(self) -> None:
+    def _wait(self, bell: Bell) -> None:
         """Up to a tick, but answer the kernel side at once: until then a new process has no stacks."""
         began = time.monotonic()
         deadline = began + (TICK_S if self._samples else FIRST_TICK_S)
         while not self._stop.is_set() and (left := deadline - time.monotonic()) > 0:
-            readable, _, _ = select.select([self._programs.message_fd], [], [], left)
+            readable, _, _ = select.select([self._programs.message_fd, bell], [], [], left)
+            if bell in readable:
+                bell.clear()
+                return
             if readable:
                 self._follower.handle(self._programs.messages(), self._pending.drain)
             if self._follower.hurry_ns > time.monotonic_ns():

@@ -93,6 +93,11 @@ class Discovery:
         return None
 
 
+def knock_address() -> str:
+    """Where libraries say that they have made a ring: an abstract socket that is called as the ring is."""
+    return NAME.replace("/memfd:", "\0")
+
+
 def ring_numbers(pid: int) -> list[int]:
     """The descriptors of a process whose links name a ring; none without permission."""
     found: list[int] = []

@@ -161,8 +161,7 @@ class GpuRing:
                 f"the ring of a process has another layout (version {version}, not {VERSION})",
                 "Start the process again with the injection library of this gpuprof-tui.",
             )
-        # What was written before we came belongs to nobody: kernels whose launches were not seen.
-        self._tail = int(self._words[_HEAD_AT // 8])
+        self._tail = self._first()
         self._owned = False
         self.overruns = 0
 
@@ -178,11 +177,18 @@ class GpuRing:
             return False
         # Only now: while another sampler holds the lock, the tail is its own.
         if not self._owned:
-            self._tail = int(self._words[_HEAD_AT // 8])
+            self._tail = self._first()
             self._owned = True
         self._words[_TAIL_AT // 8] = self._tail
         struct.pack_into("<I", self._map, _BUDGET_AT, budget_ppm)  # it looks for the lock 50 ms apart
         return True
+
+    def _first(self) -> int:
+        """Where to begin. What lies in a ring that nobody has read yet is read too: clocks and names, which
+        a process that was told to expect a sampler writes before it comes, and not again soon.
+        """
+        head, tail = int(self._words[_HEAD_AT // 8]), int(self._words[_TAIL_AT // 8])
+        return 0 if tail == 0 and head <= SLOTS else head
 
     def hold(self, until_ns: int) -> None:
         """Have the process leave CUPTI alone until then (CLOCK_MONOTONIC ns); to be called while locked."""

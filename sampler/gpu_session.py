@@ -306,10 +306,10 @@ class GpuSession:
 
     def _take_spans(self, slots: NDArray[Any], now_ns: int) -> None:
         for start_ns, end_ns in slots[["start_ns", "end_ns"]][-MAX_SPANS:].tolist():
-            if 0 < start_ns <= end_ns <= now_ns + TOLERANCE_NS:
-                self.spans.append((max(start_ns, self.began_ns), end_ns))
-            else:
+            if not 0 < start_ns <= end_ns <= now_ns + TOLERANCE_NS:
                 self.invalid += 1
+            elif end_ns > self.began_ns:
+                self.spans.append((max(start_ns, self.began_ns), end_ns))
         del self.spans[:-MAX_SPANS]
 
     def _by_epoch(

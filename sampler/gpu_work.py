@@ -15,6 +15,7 @@ from gpuprof.sampler.gpu_budget import Costs
 from gpuprof.sampler.gpu_coverage import Coverage
 from gpuprof.sampler.gpu_discovery import FEW_OTHERS, OTHERS_AT_ONCE, Discovery, FoundRing
 from gpuprof.sampler.gpu_join import WorkJoin
+from gpuprof.sampler.gpu_knocks import Knocks
 from gpuprof.sampler.gpu_probe import find_probe
 from gpuprof.sampler.gpu_session import GpuSession, Work
 from gpuprof.sampler.gpu_work_status import describe_state
@@ -27,6 +28,7 @@ from gpuprof.snapshots.history import History
 TICK_S = 0.1
 READ_S = 0.25  # the longest from one reading of the rings to the next: it goes by the stack reader's pace
 SOON_S = 0.01
+MEET_S = 0.03  # while a process waits to be listened to
 LOOK_NS = 1_000_000_000  # how often processes are looked for, headers read, coverage written
 NEW_NS = 30 * 10**9  # for so long a process that is to load the library is looked at every time
 MAX_AT_ONCE = 16
@@ -64,6 +66,7 @@ class GpuWork:
         self._stacks_start = stacks_start
         self._budget_ppm = budget_ppm
         self._discovery = Discovery()
+        self._knocks = Knocks()
         self._join = WorkJoin(history)
         self._coverage = Coverage(history, time.monotonic_ns())
         self._costs = Costs(history, budget_ppm)
@@ -83,6 +86,7 @@ class GpuWork:
 
     def start(self) -> None:
         """Begin to look for processes."""
+        self._knocks.open()
         self._thread = threading.Thread(target=self._run, name="gpu-work", daemon=True)
         self._thread.start()
 
@@ -109,6 +113,7 @@ class GpuWork:
             traceback.print_exc(file=sys.stderr)
             self._failure = f"the reader of GPU work failed: {error!r}"
         finally:
+            self._knocks.close()
             for session in self._sessions:
                 session.close()
             self._sessions = []
@@ -123,7 +128,11 @@ class GpuWork:
                 max(SOON_S, time.monotonic() - began)
             )  # a ring that is never empty gets half a core
             return
-        self._stop.wait(max(SOON_S, TICK_S - (time.monotonic() - began)))
+        if any(not session.locked and session.ended_ns is None for session in self._sessions):
+            self._stop.wait(MEET_S)
+            return
+        self._stop.wait(SOON_S)
+        self._knocks.wait(TICK_S - (time.monotonic() - began))
         source = self._launch_source()
         if source is None or self._stop.is_set() or not any(session.locked for session in self._sessions):
             return
@@ -135,7 +144,7 @@ class GpuWork:
         if now_ns >= self._next_look_ns:
             self._next_look_ns = now_ns + LOOK_NS
             self._look(now_ns, source)
-        elif source is not None:
+        else:
             self._look_at_new(now_ns, source)
         for session in [session for session in self._sessions if not session.locked]:
             self._listen(session, source, now_ns)
@@ -190,6 +199,7 @@ class GpuWork:
         candidates = set().union(*(self._listed or {}).values()) if self._listed else set()
         if source is not None:
             candidates |= self._some_of(source.injected_pids())
+        candidates |= self._knocks.take()
         known = {session.identity for session in self._sessions}
         others = OTHERS_AT_ONCE if source is None else FEW_OTHERS
         for found in self._discovery.find(candidates, known, others=others):
@@ -208,13 +218,13 @@ class GpuWork:
             with suppress(OSError):
                 self._launch_losses = source.launch_losses()
 
-    def _look_at_new(self, now_ns: int, source: LaunchSource) -> None:
+    def _look_at_new(self, now_ns: int, source: LaunchSource | None) -> None:
         """What is done every time: a process that has just started should not have to wait."""
-        pids = source.injected_pids()
+        pids = source.injected_pids() if source is not None else set()
         self._first_seen_ns = {pid: self._first_seen_ns.get(pid, now_ns) for pid in pids}
         taken = {session.pid for session in self._sessions}
         new = {pid for pid, seen_ns in self._first_seen_ns.items() if now_ns - seen_ns < NEW_NS} - taken
-        new = self._some_of(new)
+        new = self._some_of(new) | self._knocks.take()
         if new:
             known = {session.identity for session in self._sessions}
             for found in self._discovery.find(new, known, others=0):

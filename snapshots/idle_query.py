@@ -26,6 +26,7 @@ _LONG_NS = 100_000  # no launch takes so long: kernels of this length and more k
 _TINY_NS = 10_000  # kernels and gaps so short, launched one after the other, are bound by launching too
 _TINY_GAP_NS = 50_000
 _TINY_SHARE = 0.1
+_UNSEEN_SHARE = 0.02  # of the range not observed, from which it is worth a word; the GPU tree has it exactly
 _TALK_SHARE = 0.05  # of the range, from which communication is worth a word
 
 
@@ -119,9 +120,17 @@ def _sentence(
     idle = device.idle.total_ns
     talk = f"communication alone for {_of(device.alone_ns, length_ns)}, waiting for other devices"
     waits_for_others = device.alone_ns > _TALK_SHARE * length_ns
+    unobserved = device.unobserved_ns > _UNSEEN_SHARE * length_ns
     if not idle:
-        return f"{name} was not seen idle" + (f"; {talk}" if waits_for_others else "")
-    said = [f"{name} idle {_of(idle, length_ns)}"]
+        if unobserved and device.unobserved_ns == length_ns:
+            return f"{name} was not observed in this range"
+        unseen = f", not observed for {_of(device.unobserved_ns, length_ns)}" if unobserved else ""
+        return f"{name} was not seen idle{unseen}" + (f"; {talk}" if waits_for_others else "")
+    if unobserved:
+        known = f"{idle / 1e9:.1f} s" if _in_seconds(idle, length_ns) else duration_text(idle)
+        said = [f"{name} idle {known}, not observed {_of(device.unobserved_ns, length_ns)}"]
+    else:
+        said = [f"{name} idle {_of(idle, length_ns)}"]
     if not device.feeders:
         said.append("no thread launched work on it in the last minutes")
     elif found is not None:
@@ -144,8 +153,12 @@ def _sentence(
     return "; ".join(said)
 
 
+def _in_seconds(part_ns: int, whole_ns: int) -> bool:
+    return part_ns >= 50_000_000 and whole_ns < 3600 * 10**9
+
+
 def _of(part_ns: int, whole_ns: int) -> str:
-    if part_ns >= 50_000_000 and whole_ns < 3600 * 10**9:
+    if _in_seconds(part_ns, whole_ns):
         return f"{part_ns / 1e9:.1f} of {whole_ns / 1e9:.1f} s"
     return f"{duration_text(part_ns)} of {duration_text(whole_ns)}"
 

@@ -29,7 +29,8 @@ class DeviceIdle:
 
     `feeders`: numbers (People) of the threads that feed it; `recent`: its idle spans of the last
     LOOK_BACK_NS; `known_ns`: how much of those was recorded at all; `kernels`, `kernel_ns`: work that touches
-    the range, and its summed time; `alone_ns`: time in the range in which communication was all that ran.
+    the range, and its summed time; `alone_ns`: time in the range in which communication was all that ran;
+    `unobserved_ns`: how much of the range was neither observed nor busy.
     """
 
     uuid: str
@@ -40,6 +41,7 @@ class DeviceIdle:
     kernels: int
     kernel_ns: int
     alone_ns: int = 0
+    unobserved_ns: int = 0
 
 
 def device_idle(
@@ -62,17 +64,17 @@ def device_idle(
         if asked and uuid not in asked:
             continue
         mine = found.get(uuid, _Work([], [], set(), set(), 0, 0, []))
-        busy = (
-            gaps.union(*(np.concatenate(parts) for parts in (mine.start, mine.end))) if mine.start else None
-        )
-        recent = observed_spans(gauge).clipped(first_ns, high_ns)
-        if busy is not None:
-            recent = recent.minus(busy)
+        busy = gaps.EMPTY
+        if mine.start:
+            busy = gaps.union(*(np.concatenate(parts) for parts in (mine.start, mine.end)))
+        seen = observed_spans(gauge)
+        recent = seen.clipped(first_ns, high_ns).minus(busy)
         feeders = sorted(mine.in_range or mine.before)
         devices.append(
             DeviceIdle(
                 uuid, recent.clipped(low_ns, high_ns), _known(feeders, people), recent, high_ns - first_ns,
                 mine.kernels, mine.kernel_ns, _alone(mine, low_ns, high_ns),
+                gaps.shares(low_ns, high_ns, busy, seen).unobserved_ns,
             )
         )  # fmt: skip
     return devices

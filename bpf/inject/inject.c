@@ -5,7 +5,8 @@
  * listener; without one, CUPTI is finalized and the process runs at its native speed.
  *
  *   waiting -> recording   a sampler holds its lock on the ring, and no context is being made (contexts.c): subscribe, enable. Where a sampler
- *                          is expected (GPUPROF_EXPECT_LISTENER) already within cuInit, when there can be no context yet
+ *                          is expected (GPUPROF_EXPECT_LISTENER), or hears the knock (knock.c), already within cuInit, when there can be no
+ *                          context yet; cuInit waits for one that has heard it, a second at most
  *   recording -> detaching the lock is gone, or the budget asks for a pause: the next CUDA call flushes and finalizes at its exit (a
  *                          finalize from another thread, while the application is in CUDA calls, can crash)
  *   detaching -> waiting   finalized; after a pause of the budget it begins anew
@@ -161,12 +162,17 @@ static int start_thread(void)
     return result;
 }
 
-/* Within cuInit, where no context can be in the making: see contexts.c for what it would mean later. */
-static void attach_in_init(void)
+/* Within cuInit, where no context can be in the making: see contexts.c for what it would mean later. The application goes on when the sampler
+ * is there: what it launches at once would be nobody's otherwise. */
+static void attach_in_init(enum heard heard)
 {
-    const char *expected = getenv("GPUPROF_EXPECT_LISTENER");
-    if (expected && strcmp(expected, "1") == 0 && change_phase(WAITING, ATTACHING))
-        look_expecting();
+    const char *value = getenv("GPUPROF_EXPECT_LISTENER");
+    int expected = heard != NOBODY || (value && strcmp(value, "1") == 0); /* by what started it: one in another network namespace hears nothing */
+    if (!expected || !change_phase(WAITING, ATTACHING))
+        return;
+    look_expecting();
+    if (phase_of(get_state()) == RECORDING)
+        meet_listener(heard);
 }
 
 static int start(int in_init)
@@ -189,8 +195,9 @@ static int start(int in_init)
     pthread_condattr_destroy(&monotonic);
     set_thread_ended(0);
     pthread_atfork(NULL, NULL, in_child);
+    enum heard heard = knock();
     if (in_init)
-        attach_in_init();
+        attach_in_init(heard);
     result = start_thread();
     if (result != 0) {
         log_line("no thread: %s", strerror(result));

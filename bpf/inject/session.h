@@ -129,6 +129,13 @@ uint64_t records_oldest_ns(void);
 /* Whether CUPTI got no buffer since the last call, because too many threads hold one. */
 int records_were_refused(void);
 
+/* Says to a sampler that this ring is there (knock.c). NOBODY: there is none, that could hear it. */
+enum heard { NOBODY, BUSY, HEARD };
+enum heard knock(void);
+
+/* Waits, a second at most, until a sampler that heard it, or is BUSY, listens. */
+void meet_listener(enum heard heard);
+
 /* Writes how CUPTI's clock stands against CLOCK_MONOTONIC. */
 void records_compare_clocks(void);
 

@@ -26,7 +26,6 @@ SOURCE = r"""
 #include <cstdio>
 #include <cuda.h>
 #include <pthread.h>
-#include <unistd.h>
 __global__ void known_kernel(float *x) { x[threadIdx.x] += 1.0f; }
 #define FUNCTION(name) \
     __attribute__((noinline)) static void name(float *x, int count, cudaStream_t stream) \
@@ -81,7 +80,6 @@ int main()
     cudaDeviceSynchronize();
     CUdevice device;
     cuCtxGetDevice(&device);
-    sleep(6);
     launch_in_primary(primary.memory, 1009, primary.stream);
     place second = new_context(device);
     launch_in_second(second.memory, 503, second.stream);
@@ -102,7 +100,6 @@ int main()
     cudaMalloc(&primary.memory, 256);
     launch_after_reset(primary.memory, 53, 0);
     cudaDeviceSynchronize();
-    sleep(3);
     printf("%s\n", cudaGetErrorString(cudaGetLastError()));
 }
 """

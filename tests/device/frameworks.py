@@ -3,7 +3,8 @@
 usage: python3 frameworks.py FOLDER [cupy|triton|jax|cuda|torchrun|mpirun ...]     as root, with a GPU; 2 min
        python3 frameworks.py --worker NAME                         the workload itself
 
-Each is recorded with --gpu-overhead off, and its kernels are counted under the function that launched them.
+Each is recorded with --gpu-overhead off, and its kernels are counted under the function that launched them,
+from the first one on: it launches as soon as it can, and ends right after.
 CUDA C++ is compiled by nvcc and has no frame pointers. XLA launches from threads of its own where it likes
 to, so of JAX the kernels are counted wherever they hang, and the line says how many are under the function.
 torchrun and mpirun start two processes that launch the same on one device.
@@ -15,15 +16,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 COUNT = 1213
 STEP = "launch_known_kernels"
-WAIT_S = 6.0  # from the start of the workload on, until the library has attached
 SOURCE = """
 #include <cstdio>
-#include <unistd.h>
 __global__ void known_kernel(float *x) { x[threadIdx.x] += 1.0f; }
 __attribute__((noinline)) void launch_known_kernels(float *x, int count)
 {
@@ -36,10 +34,8 @@ int main()
     cudaMalloc(&x, 256);
     known_kernel<<<1, 64>>>(x);
     cudaDeviceSynchronize();
-    sleep(%d);
     launch_known_kernels(x, %d);
     cudaDeviceSynchronize();
-    sleep(2);
     printf("%%s\\n", cudaGetErrorString(cudaGetLastError()));
 }
 """
@@ -92,10 +88,8 @@ def worker(name: str) -> None:
 
     once()
     done()
-    time.sleep(WAIT_S)
     launch_known_kernels()
     done()
-    time.sleep(2)
 
 
 def command(name: str, folder: str) -> list[str]:
@@ -108,7 +102,7 @@ def command(name: str, folder: str) -> list[str]:
     if name != "cuda":
         return [sys.executable, __file__, "--worker", name]
     source = Path(folder) / "known.cu"
-    source.write_text(SOURCE % (WAIT_S, COUNT))
+    source.write_text(SOURCE % COUNT)
     nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
     program = str(Path(folder) / "known")
     subprocess.run([nvcc, "-O2", "-o", program, str(source)], check=True)

@@ -16,6 +16,7 @@ from gpuprof.snapshots.report import json_report
 
 HERE = Path(__file__).parent
 RECORD_S = 14
+LONG_S = 45  # of what is recorded in windows with pauses of ten seconds and more
 START_S = 6  # of the workload and the first windows; not judged
 # For each cause: names of which one must hold most of the idle time.
 EXPECTED = {
@@ -55,8 +56,9 @@ def main(folder: str, causes: list[str]) -> int:
     failures = 0
     for cause in causes or list(EXPECTED):
         file = Path(folder) / f"idle-{cause}.gpuprof"
-        command = ["gpuprof-tui", "record", "-o", str(file), "--for", f"{RECORD_S}s", "--"]
-        command += [sys.executable, str(HERE / "idle_causes.py"), cause, str(RECORD_S + 20)]
+        seconds = LONG_S if cause == "launch_bound" else RECORD_S
+        command = ["gpuprof-tui", "record", "-o", str(file), "--for", f"{seconds}s", "--"]
+        command += [sys.executable, str(HERE / "idle_causes.py"), cause, str(seconds + 20)]
         done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
         if done.returncode:
             print(f"FAIL {cause}: record ended with {done.returncode}: {done.stderr[-300:]}")

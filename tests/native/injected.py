@@ -150,8 +150,12 @@ class Program:
 
     def ask(self, line: str) -> str:
         """Send a line; what comes after the "ok" of its answer."""
-        assert self.process.stdout is not None
         self.tell(line)
+        return self.answer(line)
+
+    def answer(self, line: str) -> str:
+        """What comes after the "ok" of the answer to a line that was sent."""
+        assert self.process.stdout is not None
         assert select.select([self.process.stdout], [], [], ANSWER_S)[0], f"{line!r}: no answer"
         answer = self.process.stdout.readline().decode()
         assert answer.startswith("ok "), f"{line!r}: {answer!r}, stderr {self.errors!r}"

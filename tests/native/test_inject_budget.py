@@ -278,6 +278,7 @@ def test_events_of_before_a_detach_are_not_known_after(start: Start, listen: Lis
     listener = listen(program)
     follow_events(program, kit)
     program.launch(1, how="rec5:33")
+    listener.read()  # else the next one would
     listener.close()
     watcher = listen(program, lock=False)
     watcher.reach("detaching")

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import socket
+import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gpuprof.sampler import gpu_ring
+
 Start = Callable[..., Any]
 Listen = Callable[..., Any]
 SETTLE_S = 0.8
 EXPECT_S, UNSETTLED_S = 2 * SETTLE_S, 3 * SETTLE_S
+MEET_S = 1.0
 WAITING = "it makes CUDA contexts over and over"
 
 
@@ -95,6 +101,20 @@ def test_where_a_sampler_is_expected_it_attaches_within_the_driver_s_start(
     assert program.faults == {}
 
 
+def test_what_came_before_the_sampler_that_is_expected_can_be_placed_and_named(
+    start: Start, listen: Listen, slow: Any
+) -> None:
+    """The clocks are compared once a second, and a name is told once."""
+    program = start(which=slow, GPUPROF_EXPECT_LISTENER="1").init()
+    program.launch(7, "early")
+    listen(program, lock=False).reach_records(7)
+    listener = listen(program)
+    program.launch(3, "early")
+    listener.expect(10)
+    assert listener.slots["kind"][0] == gpu_ring.CLOCK
+    assert listener.by_name() == {"early": 10}
+
+
 def test_who_is_expected_and_does_not_come_is_not_waited_for(
     start: Start, listen: Listen, kit: Any, slow: Any
 ) -> None:
@@ -112,6 +132,70 @@ def test_who_is_expected_and_does_not_come_is_not_waited_for(
 def test_nobody_is_expected(start: Start, slow: Any, value: str) -> None:
     program = start(which=slow, GPUPROF_EXPECT_LISTENER=value).init()
     time.sleep(0.1)
+    assert program.counters == {}
+
+
+@pytest.fixture
+def ear(kit: Any) -> Iterator[socket.socket]:
+    """A sampler's socket, that libraries knock at."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        listening.bind(f"\0{kit.RING_NAME}")
+        listening.settimeout(10)
+        yield listening
+
+
+def knocker(ear: socket.socket) -> int:
+    _, control, _, _ = ear.recvmsg(1, socket.CMSG_SPACE(12))
+    return int(struct.unpack("iII", control[0][2])[0])
+
+
+def test_the_driver_s_start_waits_for_a_sampler_that_hears_of_the_ring(
+    start: Start, listen: Listen, ear: socket.socket
+) -> None:
+    program = start()
+    program.tell("init")
+    assert knocker(ear) == program.pid
+    listener = listen(program)
+    began = time.monotonic()
+    program.answer("init")
+    assert time.monotonic() - began < MEET_S / 2
+    program.launch(7, "first")
+    listener.expect(7)
+    assert listener.by_name() == {"first": 7}
+    assert program.faults == {}
+
+
+def test_it_does_not_wait_long(start: Start, ear: socket.socket) -> None:
+    program = start()
+    began = time.monotonic()
+    program.init()
+    assert MEET_S * 0.9 < time.monotonic() - began < MEET_S + 5
+    assert subscribers(program) == 1
+
+
+def test_it_knocks_again_where_too_many_do(
+    start: Start, listen: Listen, kit: Any, ear: socket.socket
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as crowd:
+        crowd.setblocking(False)
+        with suppress(BlockingIOError):
+            for _ in range(100_000):
+                crowd.sendto(b"", f"\0{kit.RING_NAME}")
+        program = start()
+        program.tell("init")
+        listening = listen(program, lock=False)
+        while knocker(ear) != program.pid:
+            pass
+        assert listening.ring.lock()
+        program.answer("init")
+
+
+def test_where_nobody_hears_it_does_not_wait(start: Start) -> None:
+    program = start()
+    began = time.monotonic()
+    program.init()
+    assert time.monotonic() - began < MEET_S / 2
     assert program.counters == {}
 
 

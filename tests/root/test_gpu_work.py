@@ -388,6 +388,28 @@ def test_the_real_library_on_a_mocked_cupti(sampler: Sampler, mocked: tuple[Path
         process.communicate()
 
 
+def test_a_short_program_is_recorded_from_its_first_launch_to_its_last(
+    sampler: Sampler, mocked: tuple[Path, dict[str, str]]
+) -> None:
+    """It launches as soon as it can and ends right after, as under `record -- CMD`: cuInit has waited."""
+    program, environ = mocked
+    environ = environ | {"GPUPROF_EXPECT_LISTENER": "1"}
+    assert sampler.work is not None
+    for _ in range(3):
+        done = subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ)
+        output, _ = done.communicate(b"\n\n", timeout=30)
+        assert output == b"ready\ndone\n"
+        sampler.wait_for_rows(done.pid, 211 + 103 + 47)
+        ends = {(path[-3][0], path[-1][0]) for path in sampler.paths(done.pid)}
+        assert ends == {
+            ("forward", "gemm_nn<float>"),
+            ("backward", "gemm_nn<float>"),
+            ("forward", "add_bias"),
+        }
+    status = sampler.work.status()
+    assert (status.lost, status.invalid, status.unmatched) == (0, 0, 0)
+
+
 def test_under_a_budget_paths_keep_their_shares(
     sampler: Sampler, mocked: tuple[Path, dict[str, str]]
 ) -> None:

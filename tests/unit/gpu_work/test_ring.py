@@ -94,6 +94,34 @@ def test_the_lock_lasts_as_long_as_the_reader(writer: Any) -> None:
     other.close()
 
 
+def test_the_first_reader_takes_what_is_there_and_a_later_one_what_comes(writer: Any) -> None:
+    """A process that expects a sampler writes its clock and names before it comes, and not again soon."""
+    writer.clock()
+    writer.name(5, b"kernel")
+    first = GpuRing(own(writer.fd))
+    writer.work(1, 1, 2)
+    assert first.lock()
+    assert first.slots()["kind"].tolist() == [gpu_ring.CLOCK, gpu_ring.NAME_PART, gpu_ring.KERNEL]
+    writer.work([2, 3], 1, 2)
+    first.close()
+    later = GpuRing(own(writer.fd))
+    assert later.lock()
+    assert len(later.slots()) == 0
+    writer.work(4, 1, 2)
+    assert later.slots()["correlation"].tolist() == [4]
+    later.close()
+
+
+@pytest.mark.parametrize("head", [gpu_ring.SLOTS + 1, (1 << 64) - 1])
+def test_a_ring_that_says_more_than_it_can_hold_is_read_from_there(writer: Any, head: int) -> None:
+    writer.set_head(head)
+    ring = GpuRing(own(writer.fd))
+    assert ring.lock()
+    assert len(ring.slots()) == 0
+    assert ring.overruns == 0
+    ring.close()
+
+
 def test_the_lock_dies_with_the_reader(writer: Any) -> None:
     code = (
         "import os, sys, time; from gpuprof.sampler.gpu_ring import GpuRing\n"

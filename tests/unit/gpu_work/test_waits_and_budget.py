@@ -271,11 +271,11 @@ def test_a_process_that_does_not_record_is_no_pause(history: History, gpu: str) 
 
 def test_spans(writer: Any, session: GpuSession) -> None:
     now = time.monotonic_ns()
-    rows = np.zeros(4, gpu_ring.SPANS)
+    rows = np.zeros(5, gpu_ring.SPANS)
     rows["kind"], rows["epoch"] = gpu_ring.SPAN, 1
     began = session.began_ns
-    rows["start_ns"] = [began + 10, began + 50, now + 5 * SECOND, 9]
-    rows["end_ns"] = [began + 20, began + 40, now + 6 * SECOND, began + 5]
+    rows["start_ns"] = [began + 10, began + 50, now + 5 * SECOND, 9, 9]  # the last: of before
+    rows["end_ns"] = [began + 20, began + 40, now + 6 * SECOND, began + 5, began - 5]
     writer.put(rows)
     session.read(now)
     assert session.spans == [(began + 10, began + 20), (began, began + 5)]

@@ -236,6 +236,12 @@ def test_not_observed_and_communication_are_not_idle(stories: Any) -> None:
     assert story.ask("idle", 200, 400).summary == (
         "GPU 0 was not seen idle; communication alone for 0.2 of 0.2 s, waiting for other devices"
     )
+    assert story.ask("idle", 0, 1000).summary.startswith("GPU 0 idle 0.3 s, not observed 0.4 of 1.0 s; ")
+    assert story.ask("idle", 600, 1000).summary == "GPU 0 was not observed in this range"
+    assert story.ask("idle", 300, 700).summary.startswith("GPU 0 idle 0.2 s, not observed 0.1 of 0.4 s; ")
+    assert story.ask("idle", 0, 100).summary == "GPU 0 was not seen idle"
+    story.gpu(7, "main %gemm", 700, 800)
+    assert story.ask("idle", 650, 850).summary == "GPU 0 was not seen idle, not observed for 0.1 of 0.2 s"
     story.gpu(7, "main %gemm", 300, 350)
     assert "GPU 0 communication alone for 0.1 of 1.0 s" in story.ask("idle", 0, 1000).summary
 
@@ -279,7 +285,9 @@ def test_the_devices_asked_for_add_up(stories: Any) -> None:
     assert stories.totals(both)[""] == 1600.0
     first, second = both.summary.split(" · ")
     assert first.startswith("GPU 0 idle 0.8 of 1.1 s; 100 % in _next_data")
-    assert second.startswith("GPU 1 idle 0.8 of 1.1 s; 100 % in recv (net.py:4), waiting (poll)")
+    assert second.startswith(
+        "GPU 1 idle 0.8 s, not observed 0.1 of 1.1 s; 100 % in recv (net.py:4), waiting (poll)"
+    )
     assert stories.totals(ask(story, gpus=["G1"]))[""] == 800.0
     with pytest.raises(GpuprofError, match="cannot be filtered by CPU"):
         ask(story, cpus=[0])

@@ -1,0 +1,94 @@
+"""What injection libraries say of themselves, and what anybody else may say there."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+
+from gpuprof.sampler.bell import Bell
+from gpuprof.sampler.gpu_discovery import knock_address
+from gpuprof.sampler.gpu_knocks import Knocks
+
+KNOCK = "import socket, sys; socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).sendto(b'', sys.argv[1])"
+
+
+@pytest.fixture
+def knocks() -> Iterator[Knocks]:
+    knocks = Knocks()
+    assert knocks.take() == set()
+    knocks.open()
+    yield knocks
+    knocks.close()
+    assert knocks.take() == set()
+
+
+def knock() -> int:
+    # An argument has no zero byte.
+    code = KNOCK.replace("sys.argv[1]", "chr(0) + sys.argv[1]")
+    process = subprocess.Popen([sys.executable, "-c", code, knock_address()[1:]])
+    assert process.wait(30) == 0
+    return process.pid
+
+
+def test_who_knocks_is_told_by_the_kernel(knocks: Knocks) -> None:
+    pids = {knock(), knock()}
+    assert knocks.take() == pids
+    assert knocks.take() == set()
+
+
+def test_a_knock_ends_the_wait(knocks: Knocks) -> None:
+    began = time.monotonic()
+    knocks.wait(0.1)
+    assert time.monotonic() - began >= 0.1
+    pid = knock()
+    began = time.monotonic()
+    knocks.wait(60)
+    assert time.monotonic() - began < 30
+    assert knocks.take() == {pid}
+
+
+def test_a_second_sampler_hears_nothing_and_goes_on(knocks: Knocks) -> None:
+    other = Knocks()
+    other.open()
+    pid = knock()
+    other.wait(0)
+    assert other.take() == set()
+    other.close()
+    assert knocks.take() == {pid}
+
+
+def test_whoever_sends_files_and_much_leaves_nothing_behind(knocks: Knocks) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.setblocking(False)
+        sender.connect(knock_address())
+        before = len(os.listdir("/proc/self/fd"))
+        socket.send_fds(sender, [b"x" * 5000], [0, 1, 2])
+        with suppress(BlockingIOError):
+            for _ in range(100_000):
+                sender.send(b"")
+        assert knocks.take() == set()  # this process itself
+        assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_bell_wakes_once_and_may_be_rung_when_it_is_gone() -> None:
+    bell = Bell()
+    thread = threading.Thread(target=bell.ring)
+    thread.start()
+    thread.join()
+    assert os.eventfd_read(bell.fileno()) == 1
+    bell.ring()
+    bell.clear()
+    with pytest.raises(BlockingIOError):
+        os.eventfd_read(bell.fileno())
+    bell.close()
+    bell.ring()
+    bell.clear()
+    bell.close()
