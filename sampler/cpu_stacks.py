@@ -235,8 +235,8 @@ class CpuStacks:
         began = time.monotonic()
         deadline = began + (TICK_S if self._samples else FIRST_TICK_S)
         while not self._stop.is_set() and (left := deadline - time.monotonic()) > 0:
-            readable, _, _ = select.select([self._programs.message_fd, bell], [], [], left)
-            if bell in readable:
+            readable, _, _ = select.select([self._programs.message_fd, bell.fileno()], [], [], left)
+            if bell.fileno() in readable:
                 bell.clear()
                 return
             if readable:

@@ -10,7 +10,7 @@ import os
 import select
 import socket
 import struct
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 from gpuprof.sampler.gpu_discovery import knock_address
 
@@ -26,14 +26,13 @@ class Knocks:
 
     def open(self) -> None:
         """Begin to hear knocks, unless another sampler of this machine does."""
-        listening = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
-        try:
+        with suppress(OSError), ExitStack() as undo:
+            listening = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+            undo.enter_context(listening)
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
             listening.bind(knock_address())
-        except OSError:
-            listening.close()
-        else:
             listening.setblocking(False)
+            undo.pop_all()
             self._socket = listening
 
     def take(self) -> set[int]:

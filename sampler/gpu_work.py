@@ -15,7 +15,7 @@ from gpuprof.sampler.gpu_budget import Costs
 from gpuprof.sampler.gpu_coverage import Coverage
 from gpuprof.sampler.gpu_discovery import FEW_OTHERS, OTHERS_AT_ONCE, Discovery, FoundRing
 from gpuprof.sampler.gpu_join import WorkJoin
-from gpuprof.sampler.gpu_knocks import Knocks
+from gpuprof.sampler.gpu_newcomers import Newcomers
 from gpuprof.sampler.gpu_probe import find_probe
 from gpuprof.sampler.gpu_session import GpuSession, Work
 from gpuprof.sampler.gpu_work_status import describe_state
@@ -30,8 +30,6 @@ READ_S = 0.25  # the longest from one reading of the rings to the next: it goes 
 SOON_S = 0.01
 MEET_S = 0.03  # while a process waits to be listened to
 LOOK_NS = 1_000_000_000  # how often processes are looked for, headers read, coverage written
-NEW_NS = 30 * 10**9  # for so long a process that is to load the library is looked at every time
-MAX_AT_ONCE = 16
 READ_BUDGET_NS = 60_000_000  # of one round
 READ_RECORDS = 1 << 18  # in one round about: their columns take 60 bytes a record until they are joined
 MAX_SESSIONS = 64  # each ring may take 8 MB of memory
@@ -66,15 +64,14 @@ class GpuWork:
         self._stacks_start = stacks_start
         self._budget_ppm = budget_ppm
         self._discovery = Discovery()
-        self._knocks = Knocks()
+        self._newcomers = Newcomers()
         self._join = WorkJoin(history)
         self._coverage = Coverage(history, time.monotonic_ns())
         self._costs = Costs(history, budget_ppm)
         self._sessions: list[GpuSession] = []
         self._listed: Mapping[str, Collection[int]] | None = None
         self._lost_before: dict[int, int] = {}
-        self._next_look_ns = self._turn = 0
-        self._first_seen_ns: dict[int, int] = {}
+        self._next_look_ns = 0
         self._next_probe_ns: dict[int, int] = {}
         self._ended_lost = self._ended_invalid = 0
         self._failure = ""
@@ -86,7 +83,7 @@ class GpuWork:
 
     def start(self) -> None:
         """Begin to look for processes."""
-        self._knocks.open()
+        self._newcomers.knocks.open()
         self._thread = threading.Thread(target=self._run, name="gpu-work", daemon=True)
         self._thread.start()
 
@@ -113,7 +110,7 @@ class GpuWork:
             traceback.print_exc(file=sys.stderr)
             self._failure = f"the reader of GPU work failed: {error!r}"
         finally:
-            self._knocks.close()
+            self._newcomers.knocks.close()
             for session in self._sessions:
                 session.close()
             self._sessions = []
@@ -132,7 +129,7 @@ class GpuWork:
             self._stop.wait(MEET_S)
             return
         self._stop.wait(SOON_S)
-        self._knocks.wait(TICK_S - (time.monotonic() - began))
+        self._newcomers.knocks.wait(TICK_S - (time.monotonic() - began))
         source = self._launch_source()
         if source is None or self._stop.is_set() or not any(session.locked for session in self._sessions):
             return
@@ -197,9 +194,7 @@ class GpuWork:
         for session in self._sessions:
             session.look(now_ns)
         candidates = set().union(*(self._listed or {}).values()) if self._listed else set()
-        if source is not None:
-            candidates |= self._some_of(source.injected_pids())
-        candidates |= self._knocks.take()
+        candidates |= self._newcomers.candidates(source)
         known = {session.identity for session in self._sessions}
         others = OTHERS_AT_ONCE if source is None else FEW_OTHERS
         for found in self._discovery.find(candidates, known, others=others):
@@ -219,25 +214,12 @@ class GpuWork:
                 self._launch_losses = source.launch_losses()
 
     def _look_at_new(self, now_ns: int, source: LaunchSource | None) -> None:
-        """What is done every time: a process that has just started should not have to wait."""
-        pids = source.injected_pids() if source is not None else set()
-        self._first_seen_ns = {pid: self._first_seen_ns.get(pid, now_ns) for pid in pids}
-        taken = {session.pid for session in self._sessions}
-        new = {pid for pid, seen_ns in self._first_seen_ns.items() if now_ns - seen_ns < NEW_NS} - taken
-        new = self._some_of(new) | self._knocks.take()
+        """What is done every time."""
+        new = self._newcomers.take(source, now_ns, {session.pid for session in self._sessions})
         if new:
             known = {session.identity for session in self._sessions}
             for found in self._discovery.find(new, known, others=0):
                 self._begin(found)
-
-    def _some_of(self, pids: set[int]) -> set[int]:
-        """A few of them, others each time: workers that inherited the library's mapping may be many."""
-        if len(pids) <= MAX_AT_ONCE:
-            return pids
-        self._turn += MAX_AT_ONCE
-        ordered = sorted(pids)
-        at = self._turn % len(ordered)
-        return set((ordered + ordered)[at : at + MAX_AT_ONCE])
 
     def _begin(self, found: FoundRing) -> None:
         if len(self._sessions) >= MAX_SESSIONS:
