@@ -1,7 +1,7 @@
-"""Processes whose injection library has just made its ring: they say so by a datagram (bpf/inject/knock.c).
+"""Processes whose injection library has just made its ring: they say so by connecting (bpf/inject/knock.c).
 
-It goes to an abstract socket, which any process of this network namespace may write to, and tells nothing but
-who sent it, which the kernel says. Without it processes are found a little later.
+They connect to an abstract socket, as any process of this network namespace may, and say nothing: who it was
+the kernel tells. Without it processes are found a little later.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import ExitStack, suppress
 
 from gpuprof.sampler.gpu_discovery import knock_address
 
-MAX_KNOCKS = 64  # that are taken at once; others wait in their processes
+MAX_KNOCKS = 64  # that wait and are taken at once; others try again
 _CREDENTIALS = struct.Struct("iII")  # pid, uid, gid
 
 
@@ -27,10 +27,10 @@ class Knocks:
     def open(self) -> None:
         """Begin to hear knocks, unless another sampler of this machine does."""
         with suppress(OSError), ExitStack() as undo:
-            listening = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+            listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
             undo.enter_context(listening)
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
             listening.bind(knock_address())
+            listening.listen(MAX_KNOCKS)
             listening.setblocking(False)
             undo.pop_all()
             self._socket = listening
@@ -38,15 +38,14 @@ class Knocks:
     def take(self) -> set[int]:
         """Return the processes (pids) that have knocked since the last call."""
         pids: set[int] = set()
-        for _ in range(MAX_KNOCKS if self._socket is not None else 0):
-            try:
+        with suppress(OSError):  # there are no more
+            for _ in range(MAX_KNOCKS if self._socket is not None else 0):
                 assert self._socket is not None
-                _, control, _, _ = self._socket.recvmsg(0, socket.CMSG_SPACE(_CREDENTIALS.size))
-            except OSError:
-                break
-            for level, kind, data in control:
-                if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
-                    pids.add(_CREDENTIALS.unpack(data[: _CREDENTIALS.size])[0])
+                knocking, _ = self._socket.accept()
+                with knocking:
+                    size = _CREDENTIALS.size
+                    said = knocking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+                pids.add(_CREDENTIALS.unpack(said)[0])
         return pids - {0, os.getpid()}
 
     def wait(self, seconds: float) -> None:

@@ -1,5 +1,5 @@
-/* Tells the sampler of this machine, should there be one, that a ring is there: one empty datagram to an abstract socket that is called as the
- * ring is. The kernel tells it who sent it. */
+/* Tells the sampler of this machine, should there be one, that a ring is there: a connection to an abstract socket that is called as the ring
+ * is. The kernel tells each side who the other one is; a socket that neither root nor this user made is not the sampler's. */
 #define _GNU_SOURCE
 #include "ring.h"
 #include "session.h"
@@ -23,13 +23,16 @@ enum heard knock(void)
     _Static_assert(sizeof RING_NAME < sizeof to.sun_path, "the name fits");
     memcpy(to.sun_path + 1, RING_NAME, sizeof RING_NAME - 1); /* a zero first: abstract */
     socklen_t length = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + sizeof RING_NAME);
-    int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0)
         return NOBODY;
-    ssize_t sent = sendto(fd, "", 0, MSG_NOSIGNAL, (struct sockaddr *)&to, length);
-    int busy = sent < 0 && errno == EAGAIN; /* others have knocked */
+    struct ucred other;
+    socklen_t size = sizeof other;
+    int failed = connect(fd, (struct sockaddr *)&to, length) < 0;
+    int busy = failed && errno == EAGAIN; /* others have knocked */
+    int ours = !failed && getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &other, &size) == 0 && (other.uid == 0 || other.uid == geteuid());
     close(fd);
-    return sent >= 0 ? HEARD : busy ? BUSY : NOBODY;
+    return ours ? HEARD : busy ? BUSY : NOBODY;
 }
 
 void meet_listener(enum heard heard)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -135,25 +138,34 @@ def test_nobody_is_expected(start: Start, slow: Any, value: str) -> None:
     assert program.counters == {}
 
 
+@pytest.fixture(scope="module")
+def heard(kit: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, str]:
+    """A library that no other test's programs have, and the address that it knocks at."""
+    name = f"{kit.RING_NAME}-{os.getpid()}"
+    return kit.build(tmp_path_factory.mktemp("heard"), ring_name=name), f"\0{name}"
+
+
 @pytest.fixture
-def ear(kit: Any) -> Iterator[socket.socket]:
+def ear(heard: tuple[Any, str]) -> Iterator[socket.socket]:
     """A sampler's socket, that libraries knock at."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        listening.bind(f"\0{kit.RING_NAME}")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+        listening.bind(heard[1])
+        listening.listen(4)
         listening.settimeout(10)
         yield listening
 
 
 def knocker(ear: socket.socket) -> int:
-    _, control, _, _ = ear.recvmsg(1, socket.CMSG_SPACE(12))
-    return int(struct.unpack("iII", control[0][2])[0])
+    knocking, _ = ear.accept()
+    with knocking:
+        said = knocking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("iII"))
+    return int(struct.unpack("iII", said)[0])
 
 
 def test_the_driver_s_start_waits_for_a_sampler_that_hears_of_the_ring(
-    start: Start, listen: Listen, ear: socket.socket
+    start: Start, listen: Listen, heard: tuple[Any, str], ear: socket.socket
 ) -> None:
-    program = start()
+    program = start(which=heard[0])
     program.tell("init")
     assert knocker(ear) == program.pid
     listener = listen(program)
@@ -166,8 +178,8 @@ def test_the_driver_s_start_waits_for_a_sampler_that_hears_of_the_ring(
     assert program.faults == {}
 
 
-def test_it_does_not_wait_long(start: Start, ear: socket.socket) -> None:
-    program = start()
+def test_it_does_not_wait_long(start: Start, heard: tuple[Any, str], ear: socket.socket) -> None:
+    program = start(which=heard[0])
     began = time.monotonic()
     program.init()
     assert MEET_S * 0.9 < time.monotonic() - began < MEET_S + 5
@@ -175,20 +187,38 @@ def test_it_does_not_wait_long(start: Start, ear: socket.socket) -> None:
 
 
 def test_it_knocks_again_where_too_many_do(
-    start: Start, listen: Listen, kit: Any, ear: socket.socket
+    start: Start, listen: Listen, heard: tuple[Any, str], ear: socket.socket
 ) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as crowd:
-        crowd.setblocking(False)
-        with suppress(BlockingIOError):
-            for _ in range(100_000):
-                crowd.sendto(b"", f"\0{kit.RING_NAME}")
-        program = start()
-        program.tell("init")
-        listening = listen(program, lock=False)
-        while knocker(ear) != program.pid:
-            pass
-        assert listening.ring.lock()
-        program.answer("init")
+    with ExitStack() as crowd, suppress(BlockingIOError):
+        for _ in range(100):
+            one = crowd.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            one.setblocking(False)
+            one.connect(heard[1])
+    program = start(which=heard[0])
+    program.tell("init")
+    listening = listen(program, lock=False)
+    while knocker(ear) != program.pid:
+        pass
+    assert listening.ring.lock()
+    program.answer("init")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs another user")
+def test_a_socket_of_somebody_else_is_not_waited_for(start: Start, heard: tuple[Any, str]) -> None:
+    code = (
+        "import os, socket, sys; os.setuid(65534); s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)\n"
+        "s.bind(chr(0) + sys.argv[1]); s.listen(4); print('there', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code, heard[1][1:]]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as squatter:
+        assert squatter.stdout is not None
+        assert squatter.stdout.readline() == b"there\n"
+        program = start(which=heard[0])
+        began = time.monotonic()
+        program.init()
+        assert time.monotonic() - began < MEET_S / 2
+        assert program.counters == {}
+        squatter.kill()
 
 
 def test_where_nobody_hears_it_does_not_wait(start: Start) -> None:
