@@ -164,15 +164,15 @@ static int start_thread(void)
 
 /* Within cuInit, where no context can be in the making: see contexts.c for what it would mean later. The application goes on when the sampler
  * is there: what it launches at once would be nobody's otherwise. */
-static void attach_in_init(enum heard heard)
+static void attach_in_init(int heard)
 {
     const char *value = getenv("GPUPROF_EXPECT_LISTENER");
-    int expected = heard != NOBODY || (value && strcmp(value, "1") == 0); /* by what started it: one in another network namespace hears nothing */
+    int expected = heard || (value && strcmp(value, "1") == 0); /* by what started it: one in another network namespace hears nothing */
     if (!expected || !change_phase(WAITING, ATTACHING))
         return;
     look_expecting();
-    if (phase_of(get_state()) == RECORDING)
-        meet_listener(heard);
+    if (heard && phase_of(get_state()) == RECORDING)
+        meet_listener();
 }
 
 static int start(int in_init)
@@ -195,7 +195,7 @@ static int start(int in_init)
     pthread_condattr_destroy(&monotonic);
     set_thread_ended(0);
     pthread_atfork(NULL, NULL, in_child);
-    enum heard heard = knock();
+    int heard = knock(in_init);
     if (in_init)
         attach_in_init(heard);
     result = start_thread();

@@ -15,9 +15,19 @@
 #ifndef MEET_NS
 #define MEET_NS 1000000000ull /* the longest wait; it takes 0.1 s, or 0.5 where tables for the stacks have to be made */
 #endif
+#ifndef BUSY_NS
+#define BUSY_NS 250000000ull /* so long is tried while too many others wait to be heard, which can be somebody's doing */
+#endif
 #define STEP_NS 1000000
 
-enum heard knock(void)
+static void step(void)
+{
+    struct timespec moment = {.tv_nsec = STEP_NS};
+    nanosleep(&moment, NULL);
+}
+
+/* Returns 1: heard, 0: there is nobody, or nobody to be believed, -1: too many wait to be heard. */
+static int knock_once(void)
 {
     struct sockaddr_un to = {.sun_family = AF_UNIX};
     _Static_assert(sizeof RING_NAME < sizeof to.sun_path, "the name fits");
@@ -25,23 +35,28 @@ enum heard knock(void)
     socklen_t length = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + sizeof RING_NAME);
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0)
-        return NOBODY;
+        return 0;
     struct ucred other;
     socklen_t size = sizeof other;
     int failed = connect(fd, (struct sockaddr *)&to, length) < 0;
-    int busy = failed && errno == EAGAIN; /* others have knocked */
+    int busy = failed && errno == EAGAIN;
     int ours = !failed && getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &other, &size) == 0 && (other.uid == 0 || other.uid == geteuid());
     close(fd);
-    return ours ? HEARD : busy ? BUSY : NOBODY;
+    return busy ? -1 : ours;
 }
 
-void meet_listener(enum heard heard)
+int knock(int patiently)
+{
+    uint64_t until = now_ns() + (patiently ? BUSY_NS : 0);
+    int heard;
+    while ((heard = knock_once()) < 0 && now_ns() < until)
+        step();
+    return heard > 0;
+}
+
+void meet_listener(void)
 {
     uint64_t until = now_ns() + MEET_NS;
-    while (heard != NOBODY && !ring_has_listener(&session.ring) && now_ns() < until) {
-        struct timespec moment = {.tv_nsec = STEP_NS};
-        nanosleep(&moment, NULL);
-        if (heard == BUSY)
-            heard = knock();
-    }
+    while (!ring_has_listener(&session.ring) && now_ns() < until)
+        step();
 }

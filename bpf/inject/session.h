@@ -129,12 +129,12 @@ uint64_t records_oldest_ns(void);
 /* Whether CUPTI got no buffer since the last call, because too many threads hold one. */
 int records_were_refused(void);
 
-/* Says to a sampler that this ring is there (knock.c). NOBODY: there is none, that could hear it. */
-enum heard { NOBODY, BUSY, HEARD };
-enum heard knock(void);
+/* Says to a sampler that this ring is there (knock.c), and returns whether one has heard it; where others do so too, it is tried once, or for a
+ * while. */
+int knock(int patiently);
 
-/* Waits, a second at most, until a sampler that heard it, or is BUSY, listens. */
-void meet_listener(enum heard heard);
+/* Waits, a second at most, until the sampler that has heard it listens. */
+void meet_listener(void);
 
 /* Writes how CUPTI's clock stands against CLOCK_MONOTONIC. */
 void records_compare_clocks(void);

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ Start = Callable[..., Any]
 Listen = Callable[..., Any]
 SETTLE_S = 0.8
 EXPECT_S, UNSETTLED_S = 2 * SETTLE_S, 3 * SETTLE_S
-MEET_S = 1.0
+MEET_S, BUSY_S = 1.0, 2.0
 WAITING = "it makes CUDA contexts over and over"
 
 
@@ -140,9 +140,10 @@ def test_nobody_is_expected(start: Start, slow: Any, value: str) -> None:
 
 @pytest.fixture(scope="module")
 def heard(kit: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, str]:
-    """A library that no other test's programs have, and the address that it knocks at."""
+    """A library that no other test's programs have, patient, and the address that it knocks at."""
+    patience = f"-DBUSY_NS={int(BUSY_S * 1e9)}ull"
     name = f"{kit.RING_NAME}-{os.getpid()}"
-    return kit.build(tmp_path_factory.mktemp("heard"), ring_name=name), f"\0{name}"
+    return kit.build(tmp_path_factory.mktemp("heard"), ring_name=name, library=[patience]), f"\0{name}"
 
 
 @pytest.fixture
@@ -186,21 +187,40 @@ def test_it_does_not_wait_long(start: Start, heard: tuple[Any, str], ear: socket
     assert subscribers(program) == 1
 
 
+@contextmanager
+def crowd(address: str) -> Iterator[None]:
+    """So many who wait to be heard that nobody else can."""
+    with ExitStack() as stack:
+        with suppress(BlockingIOError):
+            for _ in range(100):
+                one = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+                one.setblocking(False)
+                one.connect(address)
+        yield
+
+
 def test_it_knocks_again_where_too_many_do(
     start: Start, listen: Listen, heard: tuple[Any, str], ear: socket.socket
 ) -> None:
-    with ExitStack() as crowd, suppress(BlockingIOError):
-        for _ in range(100):
-            one = crowd.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-            one.setblocking(False)
-            one.connect(heard[1])
-    program = start(which=heard[0])
-    program.tell("init")
-    listening = listen(program, lock=False)
-    while knocker(ear) != program.pid:
-        pass
-    assert listening.ring.lock()
-    program.answer("init")
+    with crowd(heard[1]):
+        program = start(which=heard[0])
+        program.tell("init")
+        listening = listen(program, lock=False)
+        while knocker(ear) != program.pid:
+            pass
+        assert listening.ring.lock()
+        program.answer("init")
+
+
+def test_it_gives_up_soon_where_nobody_is_heard(
+    start: Start, heard: tuple[Any, str], ear: socket.socket
+) -> None:
+    with crowd(heard[1]):
+        program = start(which=heard[0])
+        began = time.monotonic()
+        program.init()
+        assert time.monotonic() - began > BUSY_S * 0.9
+        assert program.counters == {}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs another user")
