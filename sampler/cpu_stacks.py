@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import select
 import sys
 import threading
 import time
@@ -20,6 +19,7 @@ from gpuprof.sampler.frame_ids import FrameIds
 from gpuprof.sampler.launch_stacks import Launches, LaunchQueue, LaunchStacks
 from gpuprof.sampler.pending_records import PendingRecords
 from gpuprof.sampler.process_follower import ProcessFollower
+from gpuprof.sampler.readable import readable
 from gpuprof.sampler.settling import Settling
 from gpuprof.sampler.stack_resolver import MergedStack, StackResolver
 from gpuprof.sampler.symbol_store import SymbolStore
@@ -235,11 +235,11 @@ class CpuStacks:
         began = time.monotonic()
         deadline = began + (TICK_S if self._samples else FIRST_TICK_S)
         while not self._stop.is_set() and (left := deadline - time.monotonic()) > 0:
-            readable, _, _ = select.select([self._programs.message_fd, bell.fileno()], [], [], left)
-            if bell.fileno() in readable:
+            ready = readable((self._programs.message_fd, bell.fileno()), left)
+            if bell.fileno() in ready:
                 bell.clear()
                 return
-            if readable:
+            if ready:
                 self._follower.handle(self._programs.messages(), self._pending.drain)
             if self._follower.hurry_ns > time.monotonic_ns():
                 deadline = min(deadline, began + HURRY_S)

@@ -7,12 +7,12 @@ the kernel tells. Without it processes are found a little later.
 from __future__ import annotations
 
 import os
-import select
 import socket
 import struct
 from contextlib import ExitStack, suppress
 
 from gpuprof.sampler.gpu_discovery import knock_address
+from gpuprof.sampler.readable import readable
 
 MAX_KNOCKS = 64  # that wait and are taken at once; others try again
 _CREDENTIALS = struct.Struct("iII")  # pid, uid, gid
@@ -51,7 +51,7 @@ class Knocks:
     def wait(self, seconds: float) -> None:
         """Return when somebody has knocked, at the latest after so long."""
         with suppress(OSError):
-            select.select([self._socket] if self._socket is not None else [], [], [], max(seconds, 0.0))
+            readable([self._socket.fileno()] if self._socket is not None else [], seconds)
 
     def close(self) -> None:
         """Let go of the socket: who knocks is told that nobody is there."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -16,6 +18,7 @@ import pytest
 from gpuprof.sampler.bell import Bell
 from gpuprof.sampler.gpu_discovery import knock_address
 from gpuprof.sampler.gpu_knocks import MAX_KNOCKS, Knocks
+from gpuprof.sampler.readable import readable
 
 KNOCK = "import socket, sys; socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET).connect(sys.argv[1])"
 
@@ -78,6 +81,25 @@ def test_whoever_knocks_much_and_sends_files_leaves_nothing_behind(knocks: Knock
     pid = knock()
     assert knocks.take() == {pid}
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_descriptors_of_any_number_are_waited_for() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, 3000), hard), hard))
+    bell, other = Bell(), Bell()
+    high = fcntl.fcntl(bell.fileno(), fcntl.F_DUPFD_CLOEXEC, 2000)
+    try:
+        assert readable([high, other.fileno()], 0) == set()
+        bell.ring()
+        assert readable([high, other.fileno()], 60) == {high}
+        began = time.monotonic()
+        assert readable([], 0.05) == readable([other.fileno()], 0.05) == set()
+        assert time.monotonic() - began >= 0.1
+    finally:
+        os.close(high)
+        bell.close()
+        other.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_bell_wakes_once_and_may_be_rung_when_it_is_gone() -> None:
