@@ -12,6 +12,7 @@ import importlib.util
 import json
 import os
 import random
+import select
 import shutil
 import signal
 import socket
@@ -49,6 +50,7 @@ WORKLOADS = HERE / "workloads"
 PYENV = Path.home() / ".pyenv" / "versions"
 SIZES = TableSizes(row_blocks=1 << 16)
 SHIM_OWNER = 3
+STEP_S = 2.0  # what a step may take
 STOPS = int(os.environ.get("GPUPROF_ORACLE_STOPS", "100"))  # of a workload; for a longer run
 START_FIELDS = ("pc", "sp", "bp", "r10", "r13", "fsbase")
 
@@ -131,6 +133,15 @@ class Gdb:
 
         return self.ask("continue", interrupt)
 
+    def step(self, count: int) -> Stop:
+        """Some instructions further on; or anywhere, where signals come faster than gdb steps over them."""
+
+        def interrupt() -> None:
+            if not select.select([self._socket], [], [], STEP_S)[0]:
+                os.kill(self._pid, signal.SIGINT)
+
+        return self.ask(f"step {count}", interrupt)
+
     def close(self) -> None:
         self._process.kill()
         self._process.wait()
@@ -198,7 +209,7 @@ def stops_of(pid: int, count: int) -> Iterator[Stop]:
             if number % 4 == 0:
                 yield gdb.run_for(rng.uniform(0.0005, 0.004))
             else:
-                yield gdb.ask(f"step {rng.choice((1, 1, 2, 3, 7))}")
+                yield gdb.step(rng.choice((1, 1, 2, 3, 7)))
     finally:
         gdb.close()
 
@@ -378,7 +389,7 @@ def test_an_eval_loop_that_has_just_begun(version: str, ours: Ours, start: Calla
                 names = [frame.name for frame in python_frames(layout, codes, found)]
                 assert names[-2:] == ["main", "<module>"], describe(stop, found)
                 whole += 1
-            stop = gdb.ask("step 1")
+            stop = gdb.step(1)
     finally:
         gdb.close()
         codes.close()
