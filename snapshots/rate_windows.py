@@ -78,13 +78,16 @@ def windows(
     begin, until, count, error = begin[inside], until[inside], count[inside], error[inside]
     usual = float(np.median(np.diff(edge[-64:]))) if len(edge) > 1 else 0.0
     newest = int(end[-1])
-    if end_ns - newest > max(QUIET_NS, QUIET_TIMES * usual):
+    quiet_ns = max(QUIET_NS, QUIET_TIMES * usual)
+    if end_ns - newest > quiet_ns:
         if len(edge) and newest != edge[-1] and newest >= start_ns:  # the cell is over all the same
             rest = total[-1] - total[last[-1] + 1]
             begin, until = np.append(begin, edge[-1]), np.append(until, newest)
             count, error = np.append(count, rest), np.append(error, np.sqrt(noise[-1] - noise[last[-1] + 1]))
-        begin, until = np.append(begin, newest), np.append(until, end_ns)
-        count, error = np.append(count, 0.0), np.append(error, 0.0)
+        unseen_ns = int(unrecorded.overlap(np.array([newest]), np.array([end_ns]))[0])
+        if end_ns - newest - unseen_ns > quiet_ns:  # else nothing is known of most of it
+            begin, until = np.append(begin, newest), np.append(until, end_ns)
+            count, error = np.append(count, 0.0), np.append(error, 0.0)
     recorded = (until - begin) - unrecorded.overlap(begin, until)
     some = recorded > 0
     return Windows(begin[some], until[some], recorded[some], count[some], error[some])

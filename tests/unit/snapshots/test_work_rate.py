@@ -122,6 +122,18 @@ def test_when_the_work_has_stopped_nothing_is_done() -> None:
     assert (not_yet.count > 0).all()
 
 
+def test_work_that_was_not_recorded_has_not_stopped() -> None:
+    """A window of the budget ends a moment after its last kernel, and a pause of ten seconds follows."""
+    work = times(*range(0, S + 1, 100 * MS))
+    seen = union([S + 5 * MS], [10 * S])
+    found = windows(work, 0, 10 * S, 200 * MS, unrecorded=seen)
+    assert (found.end_ns[-1], found.count[-1] > 0) == (S, True)
+    assert found.count.sum() == 9
+    seen = union([S + 5 * MS], [5 * S])  # and then it is recorded, and does nothing
+    found = windows(work, 0, 10 * S, 200 * MS, unrecorded=seen)
+    assert (found.start_ns[-1], found.end_ns[-1], found.count[-1]) == (S, 10 * S, 0)
+
+
 def test_time_that_was_not_recorded_is_left_out() -> None:
     work = times(50, 150, 850, 950)
     found = windows(work, 0, 1000, 100, unrecorded=union([200], [800]))
