@@ -1,4 +1,4 @@
-"""Wakes a thread that waits in select(2)."""
+"""Wakes a thread that waits for descriptors."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ class Bell:
 
     def __init__(self) -> None:
         self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._lock = (
-            threading.Lock()
-        )  # a number that is closed may be another file's by the time it is written
+        self._lock = threading.Lock()  # a number that is closed may be another file's soon
 
     def fileno(self) -> int:
         """Return the descriptor, readable once it has rung."""

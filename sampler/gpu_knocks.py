@@ -14,7 +14,8 @@ from contextlib import ExitStack, suppress
 from gpuprof.sampler.gpu_discovery import knock_address
 from gpuprof.sampler.readable import readable
 
-MAX_KNOCKS = 64  # that wait and are taken at once; others try again
+MAX_KNOCKS = 64  # that wait; others try again
+AT_ONCE = 16  # that are taken: whoever knocks without end, with many files open, must not hold up the others
 _CREDENTIALS = struct.Struct("iII")  # pid, uid, gid
 
 
@@ -36,10 +37,10 @@ class Knocks:
             self._socket = listening
 
     def take(self) -> set[int]:
-        """Return the processes (pids) that have knocked since the last call."""
+        """Return processes (pids) that have knocked; the next call has those that were too many."""
         pids: set[int] = set()
         with suppress(OSError):  # there are no more
-            for _ in range(MAX_KNOCKS if self._socket is not None else 0):
+            for _ in range(AT_ONCE if self._socket is not None else 0):
                 assert self._socket is not None
                 knocking, _ = self._socket.accept()
                 with knocking:
